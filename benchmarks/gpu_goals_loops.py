@@ -14,7 +14,7 @@ from torch import nn
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.session.load_experiment import load_experiment
-from flatout.engine.session.session import Built, build
+from flatout.engine.session.session import BuiltExperiment, build
 from flatout.engine.tuner.baseline_loop import plain_loader
 from flatout.schema.experiment_spec import ExperimentSpec
 
@@ -40,7 +40,7 @@ def contestant(request: dict[str, Any]) -> tuple[Timed, int]:
     return made(who, built, fields).timed, experiment.batch_size
 
 
-def _compiled(built: Built) -> Built:
+def _compiled(built: BuiltExperiment) -> BuiltExperiment:
     """The plain loop in bf16 with the whole model compiled, as in torch's documentation."""
     torch.set_float32_matmul_precision("high")
     model: Any = torch.compile(built.model, mode="max-autotune")
@@ -53,7 +53,7 @@ class _Autotuned:
     It accepts batches of inputs and targets, and derives the loss from the kind of targets.
     """
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltExperiment) -> None:
         self._loader = plain_loader(built)
         self._device = built.device
         batch = next(iter(self._loader))
@@ -81,7 +81,7 @@ class _Autotuned:
         return (time.perf_counter() - begin_s) / num_updates
 
 
-def _rounded(built: Built) -> Experiment:
+def _rounded(built: BuiltExperiment) -> Experiment:
     """The experiment with its loss under bf16 autocast."""
     loss = built.experiment.loss
     assert loss is not None

@@ -26,7 +26,7 @@ from no_regret_models import MODELS, Model, grid, plain_fields
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.session.load_experiment import load_experiment
-from flatout.engine.session.session import Built, build
+from flatout.engine.session.session import BuiltExperiment, build
 from flatout.errors import FlatoutError
 from flatout.schema.experiment_spec import ExperimentSpec
 
@@ -113,7 +113,7 @@ class Workbench:
             self._contestants.pop("looked at").close()
         return answer
 
-    def _built(self) -> Built:
+    def _built(self) -> BuiltExperiment:
         data = self._first.train_data
         experiment = dataclasses.replace(self._experiment, train_data=lambda: data)
         return build(experiment, 0, None)

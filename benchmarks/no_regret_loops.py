@@ -21,7 +21,7 @@ from flatout.engine.model.ema import WeightAverage
 from flatout.engine.optim.schedule_rehearsal import built_schedulers
 from flatout.engine.recipe.default_recipe import changed_recipe
 from flatout.engine.runtime.step_timer import StepTimer
-from flatout.engine.session.session import Built, Session, process_settings
+from flatout.engine.session.session import BuiltExperiment, Session, process_settings
 from flatout.engine.session.step_kinds import shared_step
 from flatout.engine.step.captured_step import NUM_WARM_UPS
 from flatout.engine.tuner.ab_timing import RecipeLoop, stepped
@@ -46,7 +46,7 @@ class Contestant(Protocol):
 class Plain:
     """The loop of the tutorials."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltExperiment) -> None:
         self._loop = BaselineLoop(built)
         self._loop.run(_FIRST_UPDATES)
 
@@ -67,7 +67,7 @@ class Recipe:
         fields: recipe fields; the others have their defaults.
     """
 
-    def __init__(self, built: Built, fields: dict[str, Any]) -> None:
+    def __init__(self, built: BuiltExperiment, fields: dict[str, Any]) -> None:
         self._recipe = changed_recipe(built.recipe({}), fields)
         # A loader's workers have filled their queue while others were measured: it is emptied
         # before the clock starts, or the first updates would cost nothing.
@@ -93,7 +93,7 @@ class Recipe:
 class Accelerate:
     """The plain loop with Accelerate's three changes."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltExperiment) -> None:
         self._built = built
         self._accelerator = import_module("accelerate").Accelerator(cpu=built.device.type == "cpu")
         self._model, self._optimizer, self._loader = self._accelerator.prepare(
@@ -129,7 +129,7 @@ class Accelerate:
 class Lightning:
     """Lightning's Trainer with its fast settings; logger, checkpoints, summary, bar off."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltExperiment) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module="lightning.*")
@@ -191,7 +191,7 @@ class Lightning:
 class _Rest:
     """What an experiment needs after an update, for loops that do not know about it."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: BuiltExperiment) -> None:
         experiment = built.experiment
         self._schedule: Any = None
         if experiment.schedule_every == "step":
@@ -209,7 +209,7 @@ class _Rest:
             self._average.update()
 
 
-def _mean_loss(built: Built, model: nn.Module, batch: Any) -> Tensor:
+def _mean_loss(built: BuiltExperiment, model: nn.Module, batch: Any) -> Tensor:
     result = built.experiment.loss(model, batch)
     return result[0] / result[1] if isinstance(result, tuple) else result
 
@@ -227,7 +227,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def made(name: str, built: Built, fields: dict[str, Any] | None) -> Contestant:
+def made(name: str, built: BuiltExperiment, fields: dict[str, Any] | None) -> Contestant:
     """The contestant of that name, warmed up; with recipe fields, flatout's loop."""
     if fields is not None:
         return Recipe(built, fields)

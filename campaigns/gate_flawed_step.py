@@ -108,8 +108,8 @@ class FlawedStep:
         if flaw == "masks of no generator":
             torch.manual_seed(1000 + next(self.kept.setdefault("numbers", itertools.count())))
         parts.model.train(flaw != "dropout left out")
-        if parts.place is not None:
-            batch = parts.place(batch)
+        if parts.to_device is not None:
+            batch = parts.to_device(batch)
         with parts.autocast():
             result = parts.experiment.loss(parts.model, batch)
         if flaw == "forward pass made twice":

@@ -109,15 +109,15 @@ def schedule_another(session: Session) -> None:
 
 def turn_pictures(session: Session) -> None:
     """Strides of one layout with the sizes of another."""
-    place = session.place
+    to_device = session.to_device
 
     def placed(batch: Any) -> Any:
-        batch = place(batch) if place is not None else batch
+        batch = to_device(batch) if to_device is not None else batch
         if isinstance(batch, tuple) and batch[0].dim() == 4:
             return (batch[0].transpose(2, 3), *batch[1:])
         return batch
 
-    session.place = placed
+    session.to_device = placed
 
 
 def round_more(session: Session) -> None:

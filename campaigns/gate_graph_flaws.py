@@ -37,9 +37,9 @@ class FlawedCapture(CapturedStep):
         if flaw == "learning rate frozen in the graph":
             self._rates = _FrozenRates(parts.optimizers.only, session.device, num_steps)
         if flaw in _FLAWS_OF_STEPS:
-            self._step = _Recordable(replace(parts, place=None), _FLAWS_OF_STEPS[flaw])
+            self._step = _Recordable(replace(parts, to_device=None), _FLAWS_OF_STEPS[flaw])
         if flaw in _LEFT_OUT:
-            placed = replace(parts, place=None)
+            placed = replace(parts, to_device=None)
             self._step = _AsRecorded(placed, self._timer, **{_LEFT_OUT[flaw]: None})
 
     def _launch(self, staged: list[Any]) -> None:

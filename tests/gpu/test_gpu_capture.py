@@ -297,16 +297,16 @@ def test_memory_that_a_graph_does_not_find_is_done_without(
 
 @pytest.mark.parametrize("num_steps", [1, 8])
 def test_search_sees_replays_and_the_gate_agrees(num_steps: int) -> None:
-    contest = Trials(
+    trials = Trials(
         TuningTask(experiment=load_experiment(ExperimentSpec(name="mlp")), device_name="cuda")
     )
     changes = {"capture": "step", "steps_per_launch": num_steps}
     candidate = Candidate(name="graph", axis="capture", changes=changes, why="launches")
     base: dict[str, Any] = {"optimizer_implementation": "fused"}
     trial = Trial(stage="screen", candidate=candidate, incumbent=base, changes={**base, **changes})
-    result = contest.measured(trial, 1.0)
+    result = trials.measured(trial, 1.0)
     assert result.problem is None and result.effect is not None
     assert "replayed" in result.effect
     assert result.speedup is not None and result.speedup.middle > 1
-    verdict = contest.judged(trial.changes)
+    verdict = trials.judged(trial.changes)
     assert verdict.is_passed, verdict.failed

@@ -16,7 +16,7 @@ from flatout.engine.feed.select_feed import FeedOptions
 from flatout.engine.recipe.default_recipe import chosen_recipe
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runtime.cpu_affinity import cpus_by_thread, pinned_to
-from flatout.engine.session.session import Built, Session, build
+from flatout.engine.session.session import BuiltExperiment, Session, build
 from flatout.engine.tuner.effect_checks import UpdateEvidence, observed_effect
 from flatout.engine.tuner.op_trace import Trace
 from flatout.errors import UsageError
@@ -46,7 +46,7 @@ class Samples:
         return torch.tensor([float(cpu in os.sched_getaffinity(0)) for cpu in ALL])
 
 
-def built(topology: Topology = SHARED) -> Built:
+def built(topology: Topology = SHARED) -> BuiltExperiment:
     experiment = flatout.Experiment(
         model=lambda: torch.nn.Linear(len(ALL) or 1, 1),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),

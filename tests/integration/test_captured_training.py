@@ -110,7 +110,7 @@ class Capturing:
                 take_over(session, checkpoint.state)
             saver = AsyncCheckpointer(folder, recipe.checkpoint_every.value, timer)
             around = LoopContext(
-                folder=folder, journal=journal, saver=saver, timer=timer, request=request
+                folder=folder, event_log=journal, saver=saver, timer=timer, request=request
             )
             try:
                 ending = Loop(session, LoopLimits(epochs=epochs, steps=None), around).run()

@@ -282,25 +282,25 @@ def test_a_run_with_a_compiled_optimizer_is_resumed_exactly(lab: Lab, tell: Tell
 
 
 def test_a_trial_says_what_compiling_took() -> None:
-    contest = Trials(TuningTask(experiment=experiment(), device_name="cpu"))
+    trials = Trials(TuningTask(experiment=experiment(), device_name="cpu"))
     changes = {"compiled": "both"}
     candidate = Candidate(
         name="compiled", axis="compiling", changes=changes, why="", is_compiled=True
     )
     trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
-    result = contest.measured(trial, 0.2)
+    result = trials.measured(trial, 0.2)
     assert result.problem is None
     assert result.effect == "2 graphs compiled and run"
     assert result.compile_s is not None and result.compile_s > 0.1
 
 
 def test_what_cannot_be_compiled_has_lost_with_the_reason() -> None:
-    contest = Trials(TuningTask(experiment=experiment(loss=undecided_loss), device_name="cpu"))
+    trials = Trials(TuningTask(experiment=experiment(loss=undecided_loss), device_name="cpu"))
     candidate = Candidate(
         name="compiled", axis="compiling", changes={"compiled": "loss"}, why="", is_compiled=True
     )
     trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes={"compiled": "loss"})
-    result = contest.measured(trial, 0.2)
+    result = trials.measured(trial, 0.2)
     assert result.problem is not None and result.problem.rule == "compiling-failed"
 
 

@@ -410,10 +410,10 @@ def test_persistent_workers_without_effect_are_told(lab: Lab, tell: Tell, plain:
 # In the search.
 
 
-def tried(contest: Trials, before: dict[str, Any], **changes: Any) -> Result:
+def tried(trials: Trials, before: dict[str, Any], **changes: Any) -> Result:
     candidate = Candidate(name="it", axis="cache", changes=changes, why="")
     trial = Trial(stage="screen", candidate=candidate, incumbent=before, changes=before | changes)
-    return contest.measured(trial, 0.3)
+    return trials.measured(trial, 0.3)
 
 
 class Slow(Decoded):
@@ -428,43 +428,43 @@ class Slow(Decoded):
         return super().__getitem__(index % 50)
 
 
-def told(contest: Trials, num_steps: int | None) -> Cache:
-    assert contest.contestants.keeping is not None
-    return contest.contestants.keeping.told(num_steps)
+def told(trials: Trials, num_steps: int | None) -> Cache:
+    assert trials.builder.cache_subset is not None
+    return trials.builder.cache_subset.cost(num_steps)
 
 
 def test_a_cache_is_measured_on_a_part_that_is_kept(plain: Plain) -> None:
-    contest = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
-    cache = told(contest, None)
+    trials = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
+    cache = told(trials, None)
     assert cache.problem is None
     assert 16 <= cache.num_measured < cache.num_samples == 5000
-    result = tried(contest, {}, data_path="cached")
+    result = tried(trials, {}, data_path="cached")
     assert result.effect == "no sample was read; all came from the cache"
     assert result.speedup is not None and result.speedup.low > 1
-    assert contest.judged({"data_path": "cached"}).is_passed
+    assert trials.judged({"data_path": "cached"}).is_passed
 
 
 def test_a_run_of_one_epoch_needs_no_cache(plain: Plain) -> None:
-    contest = Trials(TuningTask(experiment=plain(train_data=Decoded), device_name="cpu"))
-    cache = told(contest, 7)
+    trials = Trials(TuningTask(experiment=plain(train_data=Decoded), device_name="cpu"))
+    cache = told(trials, 7)
     assert cache.problem is not None and "epochs" in cache.problem
-    cache = told(contest, 14)
+    cache = told(trials, 14)
     assert cache.problem is None
 
 
 def test_what_is_drawn_anew_is_not_offered(plain: Plain) -> None:
     subject = TuningTask(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
-    contest = Trials(subject)
-    cache = told(contest, None)
+    trials = Trials(subject)
+    cache = told(trials, None)
     assert "its samples are random" in (cache.problem or "")
     with pytest.raises(UsageError, match="does not work"):
         Trials(dataclasses.replace(subject, fixed={"data_path": "cached"}))
 
 
 def test_batches_read_ahead_are_seen(plain: Plain) -> None:
-    contest = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
+    trials = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
     workers = {"loader_workers": 1, "loader_persistent": True}
-    assert tried(contest, workers, loader_prefetch=4).effect == "4 batches ahead"
+    assert tried(trials, workers, loader_prefetch=4).effect == "4 batches ahead"
     few = Trials(TuningTask(experiment=plain(train_data=Decoded, batch_size=25), device_name="cpu"))
     result = tried(few, workers, loader_prefetch=4)
     assert result.problem is not None and result.problem.rule == "setting-without-effect"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.engine.gate.fixed_rng import Doubled, FixedRng, NoFusedDropout
+from flatout.engine.gate.fixed_rng import FixedRng, Fp64Mode, NoFusedDropout
 
 
 def attention(inputs: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def test_no_fused_dropout_takes_it_out_of_attention() -> None:
 
 def test_doubled_raises_what_asks_for_less() -> None:
     inputs = torch.ones(2, dtype=torch.uint8)
-    with Doubled():
+    with Fp64Mode():
         made = [inputs.float(), inputs.half(), inputs.to(torch.bfloat16), torch.ones(2),
                 torch.zeros(2, dtype=torch.float32)]  # fmt: skip
     assert {tensor.dtype for tensor in made} == {torch.float64}

@@ -52,7 +52,7 @@ def test_buffers_are_put_back_however_they_move() -> None:
         assert kept.restore() and buffers(model) == before
         kept.keep()
         model(inputs)
-        kept.look()
+        kept.detect_changes()
         assert buffers(model)["moved"] == [number + 1] * 2
 
 
@@ -60,12 +60,12 @@ def test_what_was_at_rest_and_moves_is_told() -> None:
     model = Counting()
     kept = StepSnapshot(model, CPU)
     kept.keep()
-    kept.look()
+    kept.detect_changes()
     kept.keep()
     model(torch.ones(4, 3))
     assert not kept.restore()
     # From now on it is known to move.
-    kept.look()
+    kept.detect_changes()
     before = buffers(model)
     kept.keep()
     model(torch.ones(4, 3))
@@ -81,7 +81,7 @@ def test_generators_are_put_back(draw: Callable[[], Any], is_first: bool) -> Non
     kept.keep()
     if not is_first:
         draw()
-        kept.look()
+        kept.detect_changes()
         kept.keep()
     drawn = draw()
     assert kept.restore() and draw() == drawn
@@ -90,7 +90,7 @@ def test_generators_are_put_back(draw: Callable[[], Any], is_first: bool) -> Non
 def test_generator_that_begins_to_be_drawn_from_is_told() -> None:
     kept = StepSnapshot(nn.Linear(1, 1), CPU)
     kept.keep()
-    kept.look()
+    kept.detect_changes()
     kept.keep()
     random.random()
     assert not kept.restore()

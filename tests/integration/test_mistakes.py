@@ -26,7 +26,7 @@ import numpy
 import pytest
 
 from flatout.engine import Experiment, train, tune
-from flatout.engine.predict.worker import Answers, answer
+from flatout.engine.predict.worker import ReplyWriter, handle
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.training.api import train_in
@@ -113,9 +113,9 @@ def predicted(folder: Path, here: Path) -> None:
     """Asks a run as `flatout predict` does."""
     numpy.save(here / "new.npy", numpy.zeros((3, 6), dtype="float32"))
     stream = io.BytesIO()
-    answer(
+    handle(
         Question(verb="predict", folder=str(folder), inputs=("new.npy",)),
-        Answers(JsonLines(stream)),
+        ReplyWriter(JsonLines(stream)),
     )
     lines = [msgspec.json.decode(line, type=AnyAnswer) for line in stream.getvalue().splitlines()]
     for line in lines:

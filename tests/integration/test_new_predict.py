@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatout.engine import load
-from flatout.engine.predict.worker import Answers, answer
+from flatout.engine.predict.worker import ReplyWriter, handle
 from flatout.errors import UsageError
 from flatout.runs import api as runs_api
 from flatout.runs.model.new_experiment import DATA_OF, NewExperimentRequest
@@ -63,8 +63,9 @@ def ask(folder: RunFolder, *texts: str) -> list[AnyAnswer]:
     """Everything that is said of what was typed behind `flatout predict RUN`."""
     stream = io.BytesIO()
     inputs = expand_inputs(texts)
-    answer(
-        Question(verb="predict", folder=str(folder.path), inputs=inputs), Answers(JsonLines(stream))
+    handle(
+        Question(verb="predict", folder=str(folder.path), inputs=inputs),
+        ReplyWriter(JsonLines(stream)),
     )
     decoder = msgspec.json.Decoder(AnyAnswer)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]

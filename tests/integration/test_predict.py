@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from flatout.engine import load
-from flatout.engine.predict.worker import Answers, answer
+from flatout.engine.predict.worker import ReplyWriter, handle
 from flatout.errors import UsageError
 from flatout.experiments import charlm
 from flatout.experiments._pictures import read_idx, read_pictures
@@ -44,7 +44,7 @@ def ask(folder: RunFolder, *inputs: object, **fields: Any) -> list[AnyAnswer]:
     """Everything that is said of the inputs, in order."""
     stream = io.BytesIO()
     question = {"verb": "predict", "folder": str(folder.path), "inputs": tuple(map(str, inputs))}
-    answer(Question(**(question | fields)), Answers(JsonLines(stream)))
+    handle(Question(**(question | fields)), ReplyWriter(JsonLines(stream)))
     decoder = msgspec.json.Decoder(AnyAnswer)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]
     return [one for one in said if not isinstance(one, Counted)]

@@ -34,7 +34,7 @@ from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.training import worker
 from flatout.engine.training.api import train_in
-from flatout.engine.training.oom_recovery import means_of, relieved_after_kill
+from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
 from flatout.engine.training.trainer import Trainer, TrainTask
 from flatout.errors import UsageError
 from flatout.schema.change import Change
@@ -169,7 +169,7 @@ def test_after_a_kill_the_largest_share_is_halved(lab: Lab, plain: Plain) -> Non
     recipes = []
     for num_ranks in (1, 4):
         journal = EventLog(folder)
-        means = means_of(facts, num_ranks)  # type: ignore[arg-type]
+        means = oom_options_of(facts, num_ranks)  # type: ignore[arg-type]
         recipes.append(relieved_after_kill(journal, means, 7))
         journal.close()
         lines = atomic_files.read_lines(folder.events, Event)

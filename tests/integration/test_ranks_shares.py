@@ -192,7 +192,7 @@ def test_relief_goes_by_what_was_found_before(
         raise AssertionError("it is known already")
 
     means = OomOptions(batch_size=8, has_batch_norm=False, has_own_step=False, has_blocks=False)
-    relief = OomRecovery(EventLog(folder), means, 0, ask=ask)
+    relief = OomRecovery(EventLog(folder), means, 0, check_split=ask)
     shortage = OutOfMemory(part="forward", because="no memory")
     if reason is None:
         assert relief.less(shortage, 0, is_in_place=True).micro_batch_size.value == 4

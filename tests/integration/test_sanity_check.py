@@ -247,7 +247,7 @@ def test_mistake_is_told_before_a_search(
     def search(search: Any) -> None:
         # What the search has seen of a step does not matter here.
         profile: Any = None
-        search.tell(Profiled(at=0.0, step=0, profile=profile, num_candidates=1, budget_s=1.0))
+        search.on_event(Profiled(at=0.0, step=0, profile=profile, num_candidates=1, budget_s=1.0))
         raise AssertionError("it has begun")
 
     monkeypatch.setattr(trainer, "tuned_recipe", search)

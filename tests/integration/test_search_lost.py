@@ -18,7 +18,7 @@ from flatout.engine.session import session
 from flatout.engine.tuner import driver
 from flatout.engine.tuner.candidate_builder import TuningTask
 from flatout.engine.tuner.compile_trial_process import judged_in_child
-from flatout.engine.tuner.driver import Search, _carried_out, _last_probe, _Left
+from flatout.engine.tuner.driver import Search, _last_probe, _run_trial, _SearchState
 from flatout.engine.tuner.trial_process import Terms, TrialContext
 from flatout.engine.tuner.trials import Trials
 from flatout.errors import RunFailed
@@ -97,18 +97,18 @@ def trial_of(changes: dict[str, Any], **fields: Any) -> Trial:
     return Trial(stage="screen", candidate=candidate, incumbent=DEFAULTS, changes=changes, **fields)
 
 
-def left_of(contest: Trials, folder: Path | None, lost: list[Any] | None) -> _Left:
+def left_of(trials: Trials, folder: Path | None, lost: list[Any] | None) -> _SearchState:
     base = Candidate(name="base", axis="loop", changes=DEFAULTS, why="")
     problem = Problem(
         base=base, candidates=(), skipped=(), profile=PROFILE, budget_s=60.0, batch_size=16,
         can_start=True,
     )  # fmt: skip
     search = Search(
-        subject=contest.contestants.subject, wish=TuneRequest(mode="full"), num_steps=None,
-        request=StopRequest(), tell=lambda line: None, folder=folder,
+        subject=trials.builder.subject, options=TuneRequest(mode="full"), num_steps=None,
+        request=StopRequest(), on_event=lambda line: None, folder=folder,
         lose=lost.append if lost is not None else None,
     )  # fmt: skip
-    return _Left(search, problem, math.inf)
+    return _SearchState(search, problem, math.inf)
 
 
 @pytest.fixture
@@ -133,20 +133,20 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 def test_after_a_broken_capture_others_are_measured_and_judged_elsewhere(
     folder: Path, beside: list[Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contest, lost = contest_here(), []
-    left = left_of(contest, folder, lost)
-    result = _carried_out(trial_of(CAPTURED), contest, left)
+    trials, lost = contest_here(), []
+    state = left_of(trials, folder, lost)
+    result = _run_trial(trial_of(CAPTURED), trials, state)
     assert result.problem is not None and result.problem.rule == "gpu-state-lost"
     assert [error.rule for error in lost] == ["gpu-state-lost"] and not beside
 
     def refuse(*args: Any, **fields: Any) -> Any:
         raise AssertionError("this process has lost its GPU")
 
-    monkeypatch.setattr(contest, "measured", refuse)
-    monkeypatch.setattr(contest, "judged", refuse)
+    monkeypatch.setattr(trials, "measured", refuse)
+    monkeypatch.setattr(trials, "judged", refuse)
     for other in (trial_of({"precision": "bf16"}), trial_of({"num_threads": 2}, num_processes=2)):
         beside.clear()
-        result = _carried_out(other, contest, left)
+        result = _run_trial(other, trials, state)
         assert result.trial == other
         assert result.verdict is not None and result.verdict.is_passed
         assert [one.changes for one in beside] == [other.changes] * 2
@@ -156,23 +156,21 @@ def test_after_a_broken_capture_others_are_measured_and_judged_elsewhere(
         changes=DEFAULTS, rungs=(rung,), lost=(), refused=(), skipped=(), speedup=FASTER, why="",
         search_s=1.0,
     )  # fmt: skip
-    assert _last_probe(left.search, contest, decision, PROFILE).speedup == FASTER
+    assert _last_probe(state.search, trials, decision, PROFILE).speedup == FASTER
 
 
 def test_a_capture_that_breaks_in_the_gate_is_no_proof(folder: Path, beside: list[Trial]) -> None:
-    contest, lost = contest_here(), []
-    result = _carried_out(
-        trial_of(CAPTURED, num_processes=1), contest, left_of(contest, folder, lost)
-    )
+    trials, lost = contest_here(), []
+    result = _run_trial(trial_of(CAPTURED, num_processes=1), trials, left_of(trials, folder, lost))
     # The processes of its own were fine; the gate has asked for a graph here.
     assert result.verdict is not None and not result.verdict.is_passed
     assert [error.rule for error in lost] == ["gpu-state-lost"]
 
 
 def test_a_search_in_a_notebook_ends_with_a_broken_capture(folder: Path) -> None:
-    contest = contest_here()
+    trials = contest_here()
     with pytest.raises(RunFailed) as caught:
-        _carried_out(trial_of(CAPTURED), contest, left_of(contest, None, None))
+        _run_trial(trial_of(CAPTURED), trials, left_of(trials, None, None))
     assert caught.value.rule == "gpu-state-lost"
 
 

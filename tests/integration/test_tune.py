@@ -20,7 +20,7 @@ from flatout.engine.session.session import build
 from flatout.engine.tuner.baseline_loop import BaselineLoop
 from flatout.engine.tuner.cache_key import identity
 from flatout.engine.tuner.candidate_builder import TuningTask
-from flatout.engine.tuner.driver import Search, _held, tuned_recipe
+from flatout.engine.tuner.driver import Search, _confirmed, tuned_recipe
 from flatout.engine.tuner.trials import Trials
 from flatout.errors import UsageError
 from flatout.schema.run_lines import Tried
@@ -90,10 +90,10 @@ def test_what_a_short_run_left_out_is_asked_anew_for_a_long_one(tmp_path: Path) 
         lines: list[Any] = []
         search = Search(
             subject=TuningTask(experiment=experiment()),
-            wish=TuneRequest(mode="full", budget_s=2.0),
+            options=TuneRequest(mode="full", budget_s=2.0),
             num_steps=num_steps,
             request=StopRequest(),
-            tell=lines.append,
+            on_event=lines.append,
             folder=tmp_path,
             # So that there is no time for other processes.
             load_s=60.0,
@@ -116,17 +116,17 @@ def test_a_fixed_field_is_not_tried() -> None:
 
 def test_what_you_have_set_need_not_be_seen_at_work() -> None:
     """Without effect, it is warned of; the search goes on with it."""
-    contest = Trials(TuningTask(experiment=experiment(), fixed={"attention": "auto"}))
+    trials = Trials(TuningTask(experiment=experiment(), fixed={"attention": "auto"}))
     changes = {"attention": "auto"}
     base = Candidate(name="base", axis="loop", changes=changes, why="")
     trial = Trial(stage="screen", candidate=base, incumbent=None, changes=changes)
-    result = contest.measured(trial, 0.3)
+    result = trials.measured(trial, 0.3)
     assert result.problem is None and result.speedup is not None
 
 
 def test_micro_batches_are_seen_in_the_update() -> None:
-    contest = Trials(TuningTask(experiment=experiment()))
-    contestant, proof = contest.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
+    trials = Trials(TuningTask(experiment=experiment()))
+    contestant, proof = trials.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
     contestant.runner.close()
     assert proof.effect == "4 micro-batches of 16"
 
@@ -134,7 +134,7 @@ def test_micro_batches_are_seen_in_the_update() -> None:
 def test_a_search_leaves_a_warning_a_warning() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        contestant = Trials(TuningTask(experiment=experiment())).contestants.plain()
+        contestant = Trials(TuningTask(experiment=experiment())).builder.plain()
         with contestant.settings():
             assert not torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
@@ -165,12 +165,12 @@ def test_strict_numerics_try_no_other_rounding() -> None:
 
 
 def test_a_candidate_that_cannot_run_becomes_a_problem() -> None:
-    contest = Trials(TuningTask(experiment=experiment()))
+    trials = Trials(TuningTask(experiment=experiment()))
     candidate = Candidate(
         name="fused", axis="optimizer", changes={"precision": "fp16"}, why="not on a CPU"
     )
     trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes={"precision": "fp16"})
-    result = contest.measured(trial, 0.3)
+    result = trials.measured(trial, 0.3)
     assert result.speedup is None
     assert result.problem is not None and result.problem.rule == "precision-not-here"
 
@@ -190,8 +190,8 @@ def test_channels_last_is_refused_where_weights_have_five_dimensions() -> None:
 
 
 def test_workers_that_draw_alike_are_refused() -> None:
-    contest = Trials(TuningTask(experiment=experiment(train_data=OwnDice)))
-    [failed] = contest.judged({"loader_workers": 2}).failed
+    trials = Trials(TuningTask(experiment=experiment(train_data=OwnDice)))
+    [failed] = trials.judged({"loader_workers": 2}).failed
     assert failed.name == "samples"
 
 
@@ -214,11 +214,11 @@ def test_a_setting_that_did_nothing_is_told() -> None:
         model=lambda: Scaling(),
         loss=lambda model, batch: model(batch[0]).square().mean(),
     )
-    contest = Trials(TuningTask(experiment=scaling))
+    trials = Trials(TuningTask(experiment=scaling))
     changes = {"precision": "bf16"}
     candidate = Candidate(name="bf16 autocast", axis="precision", changes=changes, why="")
     trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
-    result = contest.measured(trial, 0.3)
+    result = trials.measured(trial, 0.3)
     assert result.problem is not None and result.problem.rule == "setting-without-effect"
 
 
@@ -308,10 +308,10 @@ def test_a_budget_holds_once_the_process_runs() -> None:
 def search_of(lines: list[Any], budget_s: float | None = None, **changes: Any) -> Search:
     fields: dict[str, Any] = {
         "subject": TuningTask(experiment=experiment()),
-        "wish": TuneRequest(mode="full", budget_s=budget_s),
+        "options": TuneRequest(mode="full", budget_s=budget_s),
         "num_steps": 8,
         "request": StopRequest(),
-        "tell": lines.append,
+        "on_event": lines.append,
         "folder": None,
     }
     return Search(**(fields | changes))
@@ -319,13 +319,13 @@ def search_of(lines: list[Any], budget_s: float | None = None, **changes: Any) -
 
 def kept(changes: dict[str, Any], **others: Any) -> Path:
     """A decision of before for this experiment: that a recipe was twice as fast, or as given."""
-    contest = Trials(TuningTask(experiment=experiment()))
+    trials = Trials(TuningTask(experiment=experiment()))
     identity = {
-        **contest.contestants.identity("default"), "has_processes": False,
+        **trials.builder.identity("default"), "has_processes": False,
         "search": SEARCH_VERSION,
     }  # fmt: skip
     gain = Interval(middle=2.0, low=1.9, high=2.1)
-    defaults = contest.contestants.setting.defaults
+    defaults = trials.builder.setting.defaults
     fields: dict[str, Any] = {
         "changes": {**defaults, **changes}, "lost": (), "refused": (), "skipped": (),
         "speedup": gain, "why": "for the test", "search_s": 1.0,
@@ -347,7 +347,7 @@ def kept(changes: dict[str, Any], **others: Any) -> Path:
 def test_defaults_that_were_decided_on_are_taken_without_a_search() -> None:
     kept({}, is_default=True, speedup=None)
     lines: list[Any] = []
-    recipe = tuned_recipe(search_of(lines, wish=TuneRequest(mode="auto")))
+    recipe = tuned_recipe(search_of(lines, options=TuneRequest(mode="auto")))
     assert recipe is not None and recipe.optimizer_implementation.value == "fused"
     assert lines[-1].is_from_cache and not [line for line in lines if isinstance(line, Tried)]
 
@@ -356,7 +356,7 @@ def test_a_kept_recipe_that_is_slower_than_the_defaults_is_forgotten() -> None:
     # A sample at a time: no machine is so busy that this looks as fast.
     path = kept({"micro_batch_size": 1})
     assert path.exists()
-    assert tuned_recipe(search_of([], wish=TuneRequest(mode="auto"))) is None
+    assert tuned_recipe(search_of([], options=TuneRequest(mode="auto"))) is None
     assert not path.exists()
 
 
@@ -365,7 +365,7 @@ class Probed:
 
     def __init__(self, *results: tuple[float, bool]) -> None:
         self._results = list(results)
-        self.contestants = Trials(TuningTask(experiment=experiment())).contestants
+        self.builder = Trials(TuningTask(experiment=experiment())).builder
 
     def take_as_plain(self, baseline: dict[str, Any]) -> None:
         pass
@@ -396,22 +396,22 @@ def test_what_was_found_beside_others_is_measured_again_when_they_are_gone(
 ) -> None:
     load = Load(other_cpus=1.5 if was_busy else 0.0, num_cpus=2)
     known = atomic_files.read_json(kept({"num_threads": 1}, load=load), Known)
-    held = _held(Probed(*probes), known)  # type: ignore[arg-type]
-    assert (held is not None) == holds
-    if held is not None:
-        assert held.decision.is_busy == is_busy_now
+    confirmed = _confirmed(Probed(*probes), known)  # type: ignore[arg-type]
+    assert (confirmed is not None) == holds
+    if confirmed is not None:
+        assert confirmed.decision.is_busy == is_busy_now
 
 
 def test_what_an_older_flatout_has_kept_is_not_found() -> None:
     """It may say that a plain loop stays, which is slower than the defaults."""
-    contest = Trials(TuningTask(experiment=experiment()))
-    identity = {**contest.contestants.identity("default"), "has_processes": False}
+    trials = Trials(TuningTask(experiment=experiment()))
+    identity = {**trials.builder.identity("default"), "has_processes": False}
     folder = recipe_cache.recipes_folder()
     folder.mkdir(parents=True)
     old = {"identity": {}, "decided_at": 0.0, "is_thorough": True, "decision": {"is_plain": True}}
     (folder / f"{cache_key(identity)}.json").write_text(json.dumps(old))
     lines: list[Any] = []
-    assert tuned_recipe(search_of(lines, wish=TuneRequest(mode="auto"))) is None
+    assert tuned_recipe(search_of(lines, options=TuneRequest(mode="auto"))) is None
     assert lines == []
 
 

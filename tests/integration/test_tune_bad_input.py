@@ -156,10 +156,10 @@ def test_a_training_whose_loss_is_nan_is_left_to_name_its_samples() -> None:
     told: list[Event] = []
     search = Search(
         subject=TuningTask(experiment=experiment(loss=not_a_number), device_name="cpu"),
-        wish=TuneRequest(mode="full"),
+        options=TuneRequest(mode="full"),
         num_steps=4,
         request=StopRequest(),
-        tell=told.append,
+        on_event=told.append,
         folder=None,
     )
     recipe = tuned_recipe(search)

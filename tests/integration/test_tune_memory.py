@@ -151,9 +151,9 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 def test_parts_that_compute_something_else_are_not_taken(fields: dict[str, Any], said: str) -> None:
     told = experiment(**{"loss": mean_loss, "validation_data": rows, **fields})
     bounded = dataclasses.replace(told, loss=short_of_memory(told.loss, 16))
-    contest = Trials(TuningTask(experiment=bounded))
+    trials = Trials(TuningTask(experiment=bounded))
     with pytest.raises(RunFailed) as caught:
-        contest.plain_step()
+        trials.plain_step()
     assert caught.value.rule == "out-of-memory" and said in str(caught.value.because)
 
 
@@ -170,10 +170,10 @@ def test_batch_norm_is_not_shown_parts_of_a_batch() -> None:
         blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
         return layers(nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Sequential(*blocks))
 
-    contest = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
-    contest.plain_step()
-    assert contest.contestants.setting.baseline == {"activation_checkpointing": 0.5}
-    assert contest.contestants.plain_recipe().activation_checkpointing.value == 0.5
+    trials = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
+    trials.plain_step()
+    assert trials.builder.setting.baseline == {"activation_checkpointing": 0.5}
+    assert trials.builder.plain_recipe().activation_checkpointing.value == 0.5
 
 
 def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
@@ -189,17 +189,17 @@ def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
         blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
         return layers(nn.Sequential(*blocks))
 
-    contest = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
-    contest.plain_step()
-    assert contest.contestants.setting.baseline == {"micro_batch_size": 13}
-    first, *_ = larger_parts(contest.contestants.setting)
+    trials = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
+    trials.plain_step()
+    assert trials.builder.setting.baseline == {"micro_batch_size": 13}
+    first, *_ = larger_parts(trials.builder.setting)
     base = {"micro_batch_size": 13}
     changes = {**base, **first.changes}
     trial = Trial(stage="screen", candidate=first, incumbent=base, changes=changes)
-    result = contest.measured(trial, 0.3)
+    result = trials.measured(trial, 0.3)
     assert result.problem is None and result.effect is not None
     assert "1 block recomputed" in result.effect
-    assert contest.judged(changes).is_passed
+    assert trials.judged(changes).is_passed
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_nothing_is_changed_silently_where_memory_is_short(
 
 def test_parts_that_were_asked_for_are_those_of_the_plain_loop() -> None:
     bounded = experiment(loss=short_of_memory(mean_loss, 16))
-    contest = Trials(TuningTask(experiment=bounded, fixed={"micro_batch_size": 10}))
-    contest.plain_step()
-    assert contest.contestants.setting.baseline == {}
+    trials = Trials(TuningTask(experiment=bounded, fixed={"micro_batch_size": 10}))
+    trials.plain_step()
+    assert trials.builder.setting.baseline == {}
 
 
 def test_a_candidate_without_enough_memory_loses_with_the_reason() -> None:
@@ -233,11 +233,11 @@ def test_a_candidate_without_enough_memory_loses_with_the_reason() -> None:
             raise RuntimeError("CUDA error: out of memory")
         return mean_loss(model, batch)
 
-    contest = Trials(TuningTask(experiment=experiment(loss=loss, shuffle=False)))
+    trials = Trials(TuningTask(experiment=experiment(loss=loss, shuffle=False)))
     for changes, rule in (({"micro_batch_size": 25}, "out-of-memory"), ({}, None)):
         candidate = Candidate(name="tried", axis="micro-batch", changes=changes, why="")
         trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
-        problem = contest.measured(trial, 0.1).problem
+        problem = trials.measured(trial, 0.1).problem
         assert (problem.rule if problem else None) == rule
 
 
@@ -262,13 +262,13 @@ experiment = flatout.Experiment(
     train_data=lambda: (inputs, inputs), batch_size=256, epochs=1,
 )
 torch.set_num_threads(1)
-contest = Trials(TuningTask(experiment=experiment))
+trials = Trials(TuningTask(experiment=experiment))
 # A batch of 256 takes 2 GB for its forward and backward pass; what is there now, and 1 GB.
 pages = int(open("/proc/self/statm").read().split()[0])
 room = pages * resource.getpagesize() + 1_000_000_000
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
-contest.plain_step()
-print(json.dumps(contest.contestants.setting.baseline))
+trials.plain_step()
+print(json.dumps(trials.builder.setting.baseline))
 """
 
 

@@ -30,7 +30,7 @@ ALLOWED = (
     "any of {size} ranks", "batches differ in shape", "{nodes.count} nodes did not connect",
     "{first.workers:,} workers", "for {self.num_ranks} ranks", "are {self.num_ranks} ranks",
     "{_PREFETCH} batches ahead",
-    "more than {MOST_LINES:,} lines", "counts {found.counts[-1:]} steps",
+    "more than {MOST_LINES:,} lines", "counts {candidate.counts[-1:]} steps",
     "updates of {sizes} samples", "x{result.speedup.middle:.2f} samples/s",
 )  # fmt: skip
 _ONE_OF_MANY = re.compile(r"\b1 [A-Za-z]+s\b")

@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Modules of the public names whose import needs torch.
-_PLACES = {
+_MODULES = {
     "Confusion": "tensors.confusion_matrix",
     "Predictor": "predict.predictor",
     "Trained": "training.api",
@@ -48,8 +48,8 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     # Importing torch takes a second: code that only defines an experiment need not wait for it.
-    if name in _PLACES:
-        return getattr(importlib.import_module(f"flatout.engine.{_PLACES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"flatout.engine.{_MODULES[name]}"), name)
     if name == "schedules":
         return importlib.import_module("flatout.engine.optim.lr_schedules")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

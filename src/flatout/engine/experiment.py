@@ -159,29 +159,43 @@ class Experiment:
             ("early_stop", self.early_stop),
         ):
             if value is not None and value < 1:
-                raise _bad(f"`{name}` is {value}; it must be at least 1.")
+                raise _bad_experiment(f"`{name}` is {value}; it must be at least 1.")
         if self.validate_every != "epoch" and not (
             isinstance(self.validate_every, int) and self.validate_every >= 1
         ):
-            raise _bad(f"`validate_every` is {self.validate_every!r}; use `epoch` or a number.")
+            raise _bad_experiment(
+                f"`validate_every` is {self.validate_every!r}; use `epoch` or a number."
+            )
         if self.schedule_every not in ("epoch", "step"):
-            raise _bad(f"`schedule_every` is {self.schedule_every!r}; use `epoch` or `step`.")
+            raise _bad_experiment(
+                f"`schedule_every` is {self.schedule_every!r}; use `epoch` or `step`."
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise _bad(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
+            raise _bad_experiment(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
         if self.early_stop is not None and self.validation_data is None:
-            raise _bad("`early_stop` needs `validation_data`.")
+            raise _bad_experiment("`early_stop` needs `validation_data`.")
         if self.loss is None and self.step is None:
-            raise _bad("the experiment has no `loss`.", "give loss(model, batch), or a `step`")
+            raise _bad_experiment(
+                "the experiment has no `loss`.", "give loss(model, batch), or a `step`"
+            )
         if self.loss is not None and self.step is not None:
-            raise _bad("the experiment has both `loss` and `step`.", "leave one of them out")
+            raise _bad_experiment(
+                "the experiment has both `loss` and `step`.", "leave one of them out"
+            )
         if self.step is not None and self.validation_data is not None and self.metrics is None:
-            raise _bad("with `step`, validation needs `metrics`, since there is no `loss`.")
+            raise _bad_experiment(
+                "with `step`, validation needs `metrics`, since there is no `loss`."
+            )
         if self.epochs is None and self.steps is None:
-            raise _bad("the experiment has neither `epochs` nor `steps`.", "give one of them")
+            raise _bad_experiment(
+                "the experiment has neither `epochs` nor `steps`.", "give one of them"
+            )
         if self.epochs is not None and self.steps is not None:
-            raise _bad("the experiment has both `epochs` and `steps`.", "leave one of them out")
+            raise _bad_experiment(
+                "the experiment has both `epochs` and `steps`.", "leave one of them out"
+            )
         if self.ema is not None and not 0 < self.ema < 1:
-            raise _bad(f"`ema` is {self.ema}; a decay must be between 0 and 1.")
+            raise _bad_experiment(f"`ema` is {self.ema}; a decay must be between 0 and 1.")
         if self.labels is not None:
             _check_labels(self.labels)
 
@@ -214,16 +228,18 @@ def _check_labels(labels: Sequence[str]) -> None:
         or not isinstance(labels, Sequence)
         or not all(isinstance(label, str) for label in labels)
     ):
-        raise _bad(f"`labels` is {labels!r}; give a list of strings, one for each class.")
+        raise _bad_experiment(
+            f"`labels` is {labels!r}; give a list of strings, one for each class."
+        )
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if list(labels).count(label) > 1)
-        raise _bad(f"`labels` has {twice!r} twice; each class needs its own name.")
+        raise _bad_experiment(f"`labels` has {twice!r} twice; each class needs its own name.")
 
 
-def _bad(
+def _bad_experiment(
     problem: str, fix: str = "correct the experiment; see flatout docs experiments"
 ) -> UsageError:
     field = problem.partition("`")[2].partition("`")[0]
-    place = given_as(field).place
-    because = place.with_code if place is not None else None
+    location = given_as(field).place
+    because = location.with_code if location is not None else None
     return UsageError("bad-experiment", problem, because=because, fix=fix)

@@ -23,7 +23,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Functions that build something: they may be called repeatedly and must return a new one each time.
 _FACTORIES = ("model", "optimizer", "schedule", "train_data", "validation_data")
-_NEEDED = ("model", "optimizer", "train_data")
+_REQUIRED = ("model", "optimizer", "train_data")
 _KINDS: Mapping[str, str] = {
     "batch_size": "a whole number", "epochs": "a whole number", "steps": "a whole number",
     "early_stop": "a whole number", "ema": "a number", "clip_norm": "a number",
@@ -124,7 +124,7 @@ def check_functions(values: Mapping[str, Any]) -> None:
     """
     for name, arguments in ARGUMENTS.items():
         value = values[name]
-        if value is None and name not in _NEEDED:
+        if value is None and name not in _REQUIRED:
             continue
         if name in _FACTORIES and _is_built(value) or not callable(value):
             raise _not_a_function(name, value)
@@ -221,11 +221,12 @@ def _check_signature(name: str, value: Any, arguments: tuple[str, ...]) -> None:
 def _wrong_arguments(
     name: str, value: Any, signature: inspect.Signature, arguments: tuple[str, ...]
 ) -> UsageError:
-    place = None if inspect.isclass(value) else location_of(value)
+    location = None if inspect.isclass(value) else location_of(value)
     given = given_as(name)
-    at = place.with_code if place is not None else _because(given)
+    at = location.with_code if location is not None else _because(given)
     takes = ", ".join(
-        str(one.replace(annotation=one.empty)) for one in signature.parameters.values()
+        str(parameter.replace(annotation=parameter.empty))
+        for parameter in signature.parameters.values()
     )
     called = f"({', '.join(arguments)})" if arguments else "without arguments"
     own = getattr(value, "__name__", type(value).__name__)
@@ -233,9 +234,10 @@ def _wrong_arguments(
         fix = f"write {name}=lambda {', '.join(arguments)}: ...".replace("lambda :", "lambda:")
     elif not arguments:
         needed = [
-            one.name
-            for one in signature.parameters.values()
-            if one.default is one.empty and one.kind is not one.VAR_POSITIONAL
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind is not parameter.VAR_POSITIONAL
         ]
         fix = f"pass its required arguments ({', '.join(needed)}): {name}=lambda: {own}(...)"
     else:

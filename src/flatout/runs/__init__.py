@@ -27,7 +27,7 @@ A search measures some of its trials in processes of their own, and has a third 
 
 - worker: starts `python -m flatout.engine.tuner.trial_process RUN_DIR`, with a `TrialRequest` as
   JSON on its stdin
-- trial: builds the experiment from the run's folder, measures, and writes a `TrialAnswer` as JSON
+- trial: builds the experiment from the run's folder, measures, and writes a `TrialReply` as JSON
   on its stdout; what the experiment prints goes to stderr, so into `worker.log`
 - no answer: the candidate has lost (`trial-died`); the search continues
 

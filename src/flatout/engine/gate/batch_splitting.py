@@ -60,15 +60,15 @@ class Training:
     has_second_try: bool = True
 
 
-# What a CPU may be asked within a limit, and a GPU: a few passes of more weights take minutes.
+# What a CPU and a GPU can compute within a limit: a few passes of more weights take minutes.
 _MOST_WEIGHTS = {"cpu": 10**8, "cuda": 4 * 10**9}
 
 
-class _TooLong(Exception):
+class _TimeLimitExceeded(Exception):
     """The answer takes longer than others are to wait for it."""
 
 
-# What a reason begins with that says nothing about the loss.
+# What a reason begins with where nothing about the loss was found out.
 UNCHECKED = "it could not be verified"
 
 
@@ -95,10 +95,10 @@ def why_not_split(training: Training, recipe: Recipe, *, has_device: bool = True
                     release_memory()
                 else:
                     gc.collect()
-                drawn = training.device if has_device else cpu
-                with rng.untouched_generators(drawn), torch.enable_grad():
+                rng_device = training.device if has_device else cpu
+                with rng.untouched_generators(rng_device), torch.enable_grad():
                     return _split_problem(training, recipe, device, until_s, is_double=is_double)
-            except _TooLong as error:
+            except _TimeLimitExceeded as error:
                 return f"{UNCHECKED} that the result would be identical ({error})"
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
                 problem = problem or one_line(error)
@@ -111,7 +111,7 @@ def why_not_split(training: Training, recipe: Recipe, *, has_device: bool = True
 def _check_weights(training: Training, device: torch.device) -> None:
     most = _MOST_WEIGHTS.get(device.type)
     if training.limit_s is not None and most is not None and training.num_parameters > most:
-        raise _TooLong(
+        raise _TimeLimitExceeded(
             f"with {training.num_parameters:,} parameters the check would take too long on "
             f"{'the CPU' if device.type == 'cpu' else 'the GPU'}"
         )
@@ -119,7 +119,7 @@ def _check_weights(training: Training, device: torch.device) -> None:
 
 def _check_clock(until_s: float) -> None:
     if elapsed_s() > until_s:
-        raise _TooLong("the check took too long")
+        raise _TimeLimitExceeded("the check took too long")
 
 
 def _split_problem(
@@ -130,27 +130,27 @@ def _split_problem(
         data = built_data(training.experiment, training.experiment.train_data)
         if data is training.data:
             return f"{UNCHECKED}: `train_data` returns the same iterable each time"
-    experiment = given = training.experiment
+    experiment = original = training.experiment
     if training.are_norms_fixed:
-        experiment = replace(given, model=lambda: _with_fixed_norms(given.model()))
+        experiment = replace(original, model=lambda: _with_fixed_norms(original.model()))
     subject = GateSubject(
         experiment=experiment, seed=training.seed, device=str(device),
         num_samples=_NUM_SAMPLES, train_data=data,
     )  # fmt: skip
-    material = GateFixtures(subject, recipe)
-    if material.size < 2:
+    fixtures = GateFixtures(subject, recipe)
+    if fixtures.size < 2:
         return None
-    own = recipe.precision.value
-    is_own = not is_double and device == training.device and own != "float8"
-    small = material.small(
-        recipe, clip_norm=None, precision=own if is_own else "fp32", compiled="off",
-        activation_checkpointing=False,
+    precision = recipe.precision.value
+    has_own_precision = not is_double and device == training.device and precision != "float8"
+    small = fixtures.small(
+        recipe, clip_norm=None, precision=precision if has_own_precision else "fp32",
+        compiled="off", activation_checkpointing=False,
     )  # fmt: skip
     whole, halves = (
-        _gradients(material, small, until_s, is_halved=is_halved, is_double=is_double)
+        _gradients(fixtures, small, until_s, is_halved=is_halved, is_double=is_double)
         for is_halved in (False, True)
     )
-    names = [name for name, _ in material.model.named_parameters()]
+    names = [name for name, _ in fixtures.model.named_parameters()]
     errors = gradient_errors(names, halves, whole, whole)
     allowed, allowed_of_one = _ALLOWED[is_double]
     worst = max((part.error for part in errors.parts), default=0.0)
@@ -159,19 +159,19 @@ def _split_problem(
             "the loss would change: its samples depend on each other, or it is a mean over "
             "something other than samples"
         )
-    return _validation_problem(training, material, small, until_s)
+    return _validation_problem(training, fixtures, small, until_s)
 
 
 def _with_fixed_norms(model: nn.Module) -> nn.Module:
     """The model with BatchNorms fixed in evaluation mode."""
-    for norm in [one for one in model.modules() if isinstance(one, _BatchNorm)]:
+    for norm in [module for module in model.modules() if isinstance(module, _BatchNorm)]:
         norm.eval()
         # An attribute of the object hides the method of its class.
-        norm.train = _Staying(norm)  # type: ignore[assignment]
+        norm.train = _NoOpTrain(norm)  # type: ignore[assignment]
     return model
 
 
-class _Staying:
+class _NoOpTrain:
     """A norm's `train`, which changes nothing."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -182,10 +182,10 @@ class _Staying:
 
 
 def _gradients(
-    material: GateFixtures, recipe: Recipe, until_s: float, *, is_halved: bool, is_double: bool
+    fixtures: GateFixtures, recipe: Recipe, until_s: float, *, is_halved: bool, is_double: bool
 ) -> Gradients:
     _check_clock(until_s)
-    case = material.case(material.remembering, recipe, is_plain=True, draws="expected")
+    case = fixtures.case(fixtures.remembering, recipe, is_plain=True, draws="expected")
     loss = case.experiment.loss
     assert loss is not None, "an experiment with a step of its own takes the whole batch"
     with running(case) as (session, _):
@@ -218,7 +218,7 @@ def _halved(update: list[MicroBatch]) -> Iterator[MicroBatch]:
 
 
 def _validation_problem(
-    training: Training, material: GateFixtures, recipe: Recipe, until_s: float
+    training: Training, fixtures: GateFixtures, recipe: Recipe, until_s: float
 ) -> str | None:
     """The metric that would be another number over smaller batches; None where none would."""
     # Not at the top: validation is above the gate.
@@ -229,20 +229,20 @@ def _validation_problem(
         return None
     _check_clock(until_s)
     data = few_samples(built_data(experiment, experiment.validation_data), _NUM_SAMPLES)
-    small = replace(material.experiment, validation_data=lambda: data)
-    case = material.case(small, recipe, is_plain=True, draws="expected")
+    small = replace(fixtures.experiment, validation_data=lambda: data)
+    case = fixtures.case(small, recipe, is_plain=True, draws="expected")
     with running(case) as (session, _), torch.no_grad():
         session.model.eval()
         feed = session.validation_feed
         assert feed is not None
         [update] = list(feed.updates(0, 0))[:1]
-        found: list[dict[str, float]] = []
+        measured: list[dict[str, float]] = []
         stack = drawing(case, session.device)
         for batches in (update, update, list(_halved(update))):
             sums: dict[str, tuple[float, float]] = {}
             for batch, size in batches:
                 _check_clock(until_s)
-                placed = session.place(batch) if session.place is not None else batch
+                placed = session.to_device(batch) if session.to_device is not None else batch
                 with session.autocast():
                     values = values_of_batch(experiment, session.model, placed)
                 for name, value in values.items():
@@ -255,12 +255,12 @@ def _validation_problem(
                         continue
                     before = sums.get(name, (0.0, 0.0))
                     sums[name] = (before[0] + total, before[1] + count)
-            found.append({name: total / (count or 1.0) for name, (total, count) in sums.items()})
+            measured.append({name: total / (count or 1.0) for name, (total, count) in sums.items()})
         stack.close()
-    for name, value in found[0].items():
+    for name, value in measured[0].items():
         allowed = _METRIC_ALLOWED * max(1e-6, abs(value))
         # What draws from elsewhere is another number each time.
-        is_repeated = abs(found[1][name] - value) <= allowed
-        if is_repeated and abs(found[2][name] - value) > allowed:
+        is_repeated = abs(measured[1][name] - value) <= allowed
+        if is_repeated and abs(measured[2][name] - value) > allowed:
             return f"the validation's `{name}` would change"
     return None

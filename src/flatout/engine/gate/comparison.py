@@ -44,7 +44,7 @@ Epoch = tuple[list[int], Tensor]
 
 
 def gradient_errors(
-    names: Sequence[str], found: Gradients, eager: Gradients, reference: Gradients
+    names: Sequence[str], candidate: Gradients, eager: Gradients, reference: Gradients
 ) -> Errors:
     """Errors of a candidate's and the eager step's gradients, together and one by one."""
     whole = _norm(reference)
@@ -54,32 +54,36 @@ def gradient_errors(
     parts = [
         TensorError(
             name=name,
-            error=math.inf if (one is None) != (other is None) else _error(one, exact, least),
-            eager=_error(other, exact, least),
+            error=math.inf
+            if (gradient is None) != (eager_gradient is None)
+            else _error(gradient, exact, least),
+            eager=_error(eager_gradient, exact, least),
         )
-        for name, one, other, exact in zip(names, found, eager, reference, strict=True)
+        for name, gradient, eager_gradient, exact in zip(
+            names, candidate, eager, reference, strict=True
+        )
     ]
     return Errors(
-        error=_distance(found, reference) / whole if whole > 0 else _norm(found),
+        error=_distance(candidate, reference) / whole if whole > 0 else _norm(candidate),
         eager=_distance(eager, reference) / whole if whole > 0 else _norm(eager),
         parts=tuple(parts),
     )
 
 
-def _error(one: Tensor | None, exact: Tensor | None, least: float) -> float:
+def _error(tensor: Tensor | None, exact: Tensor | None, least: float) -> float:
     """Relative to the exact one; infinite where that is zero and the other is not."""
-    if one is not None and exact is not None and one.shape != exact.shape:
+    if tensor is not None and exact is not None and tensor.shape != exact.shape:
         return math.inf
-    distance = _distance([one], [exact])
+    distance = _distance([tensor], [exact])
     scale = max(_norm([exact]), least)
     if distance == 0:
         return 0.0
     return distance / scale if scale > 0 else math.inf
 
 
-def _distance(one: Gradients, other: Gradients) -> float:
+def _distance(first: Gradients, second: Gradients) -> float:
     squares = 0.0
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(first, second, strict=True):
         if a is not None or b is not None:
             difference = a if b is None else b if a is None else a - b
             squares += float(difference.square().sum())  # type: ignore[union-attr]
@@ -87,7 +91,7 @@ def _distance(one: Gradients, other: Gradients) -> float:
 
 
 def _norm(tensors: Iterable[Tensor | None]) -> float:
-    return math.sqrt(sum(float(one.square().sum()) for one in tensors if one is not None))
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors if tensor is not None))
 
 
 def known_gradients(bag: Bag, rows: Tensor, *, is_sum: bool) -> list[list[Tensor | None]]:
@@ -104,20 +108,20 @@ def known_gradients(bag: Bag, rows: Tensor, *, is_sum: bool) -> list[list[Tensor
 
 
 def accumulation_check(
-    bag: Bag, known: list[list[Tensor | None]], found: Gradients, clip_norm: float | None
+    bag: Bag, known: list[list[Tensor | None]], candidate: Gradients, clip_norm: float | None
 ) -> Check:
     """Whether the optimizer gets the whole batch's gradients, clipped once."""
     expected: Gradients = [None] * len(bag.members)
     for gradients in known:
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / _norm(gradients))
         expected = [
-            before if one is None else one * factor + (0 if before is None else before)
-            for one, before in zip(gradients, expected, strict=True)
+            before if gradient is None else gradient * factor + (0 if before is None else before)
+            for gradient, before in zip(gradients, expected, strict=True)
         ]
     allowed = max(5e-5, *(_ROUNDINGS * _resolution(member) for member in bag.members))
     parts = [
-        TensorError(name=name, error=_error(one, exact, 0.0), eager=0.0)
-        for name, one, exact in zip(bag.names, found, expected, strict=True)
+        TensorError(name=name, error=_error(gradient, exact, 0.0), eager=0.0)
+        for name, gradient, exact in zip(bag.names, candidate, expected, strict=True)
     ]
     worst = max(parts, key=lambda part: part.error)
     return Check(
@@ -139,7 +143,7 @@ def _resolution(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
-def optimizer_checks(bag: Bag, found: BagRun, plain: BagRun, exact: BagRun) -> list[Check]:
+def optimizer_checks(bag: Bag, candidate: BagRun, plain: BagRun, exact: BagRun) -> list[Check]:
     """Whether weights and states are where fp64 brings them, as nearly as the plain step's are."""
     weights, states = [], []
     for index, name in enumerate(bag.names):
@@ -147,12 +151,14 @@ def optimizer_checks(bag: Bag, found: BagRun, plain: BagRun, exact: BagRun) -> l
         way = _distance([exact.weights[index]], [began])
         roundings = _ROUNDINGS * _resolution(bag.members[index]) * _norm([began])
         scale = [_over(_distance([run.weights[index]], [exact.weights[index]]), way)
-                 for run in (found, plain)]  # fmt: skip
+                 for run in (candidate, plain)]  # fmt: skip
         eager = max(scale[1], roundings / 4 / way if way > 0 else 0.0)
         weights.append(TensorError(name=name, error=scale[0], eager=eager))
-        states += _state_parts(name, found.states[index], plain.states[index], exact.states[index])
+        states += _state_parts(
+            name, candidate.states[index], plain.states[index], exact.states[index]
+        )
     counts = [
-        _numbers(run.states) for run in (found, plain)
+        _numbers(run.states) for run in (candidate, plain)
     ]  # fmt: skip
     checks = [
         ratio_check("optimizer", weights, 1e-6, "relative error after four updates"),
@@ -160,9 +166,9 @@ def optimizer_checks(bag: Bag, found: BagRun, plain: BagRun, exact: BagRun) -> l
     ]
     if counts[0] != counts[1]:
         differing = next(
-            f"{one} instead of {other}"
-            for one, other in itertools.zip_longest(*counts)
-            if one != other
+            f"{candidate_count} instead of {plain_count}"
+            for candidate_count, plain_count in itertools.zip_longest(*counts)
+            if candidate_count != plain_count
         )
         checks.append(Check(name="step count", is_passed=False, note=differing))
     return checks
@@ -175,19 +181,21 @@ def _over(distance: float, way: float) -> float:
 
 
 def _state_parts(
-    name: str, found: dict[str, Any], plain: dict[str, Any], exact: dict[str, Any]
+    name: str, candidate: dict[str, Any], plain: dict[str, Any], exact: dict[str, Any]
 ) -> list[TensorError]:
     parts = []
     for key, value in exact.items():
-        other = plain.get(key)
-        if not _is_numbers(value) or not _is_numbers(other):
+        plain_value = plain.get(key)
+        if not _is_numbers(value) or not _is_numbers(plain_value):
             continue
-        one = found.get(key)
+        candidate_value = candidate.get(key)
         parts.append(
             TensorError(
                 name=f"{key} of {name}",
-                error=_error(one, value, 0.0) if _is_numbers(one) else math.inf,
-                eager=_error(other, value, 0.0),
+                error=_error(candidate_value, value, 0.0)
+                if _is_numbers(candidate_value)
+                else math.inf,
+                eager=_error(plain_value, value, 0.0),
             )
         )
     return parts
@@ -208,35 +216,35 @@ def _numbers(states: list[dict[str, Any]]) -> list[tuple[str, float]]:
 
 
 def curve_checks(
-    found: Curve, plain: Curve, precision: Precision, eager: Callable[[], Curve]
+    candidate: Curve, plain: Curve, precision: Precision, eager: Callable[[], Curve]
 ) -> list[Check]:
     """Whether whole updates go the plain step's way, within the precision's band.
 
-    eager: the plain step's curve at the candidate's precision. It is only asked for outside the
+    eager: the plain step's curve at the candidate's precision. It is only computed outside the
     band: some optimizers make much of a rounding, and then the eager step's is as far away.
     """
     band = BANDS[precision]
-    difference = curve_difference(found.losses, plain.losses)
+    difference = curve_difference(candidate.losses, plain.losses)
     allowed = band.loss
     if not within(difference, allowed):
         rounding = curve_difference(eager().losses, plain.losses)
         allowed = max(allowed, min(LARGEST_RATIO * rounding, _LARGEST_LOSS_DIFFERENCE))
     checks = [
         _check("loss curve", difference, allowed, "relative difference of the losses"),
-        _rates_check(found, plain),
-        _updates_check(found, plain, band.update),
-        _check("lost updates", found.unmoved - plain.unmoved, _LOST_SHARE,
+        _rates_check(candidate, plain),
+        _updates_check(candidate, plain, band.update),
+        _check("lost updates", candidate.unmoved - plain.unmoved, _LOST_SHARE,
                "additional share of weights that did not change"),
     ]  # fmt: skip
-    if any(plain.buffers) or any(found.buffers):
-        checks.append(_buffers_check(found, plain, band.buffer))
+    if any(plain.buffers) or any(candidate.buffers):
+        checks.append(_buffers_check(candidate, plain, band.buffer))
     if plain.average_error is not None:
-        error = math.inf if found.average_error is None else found.average_error
+        error = math.inf if candidate.average_error is None else candidate.average_error
         what = "relative error of the averaged weights"
         checks.append(_check("moving average", error, _AVERAGE_ERROR, what))
-    if found.counts != plain.counts:
+    if candidate.counts != plain.counts:
         note = (
-            f"the optimizer counts {found.counts[-1:]} steps, that of the plain loop "
+            f"the optimizer counts {candidate.counts[-1:]} steps, that of the plain loop "
             f"{plain.counts[-1:]}"
         )
         checks.append(Check(name="step count", is_passed=False, note=note))
@@ -250,30 +258,32 @@ def _check(name: str, measured: float, allowed: float, note: str) -> Check:
     )  # fmt: skip
 
 
-def _rates_check(found: Curve, plain: Curve) -> Check:
-    for number, (one, other) in enumerate(itertools.zip_longest(found.rates, plain.rates), start=1):
-        if one != other:
-            note = f"update {number} used {one}; the schedule gives {other}"
+def _rates_check(candidate: Curve, plain: Curve) -> Check:
+    for number, (rates, plain_rates) in enumerate(
+        itertools.zip_longest(candidate.rates, plain.rates), start=1
+    ):
+        if rates != plain_rates:
+            note = f"update {number} used {rates}; the schedule gives {plain_rates}"
             return Check(name="learning rate", is_passed=False, note=note)
     return Check(name="learning rate", is_passed=True)
 
 
-def _updates_check(found: Curve, plain: Curve, allowed: float) -> Check:
+def _updates_check(candidate: Curve, plain: Curve, allowed: float) -> Check:
     """Every update goes as far as the plain one, and moves the parameters that it moves."""
     worst, note = 1.0, "factor by which an update is longer or shorter"
-    for ways, plain_ways in zip(found.ways, plain.ways, strict=False):
+    for ways, plain_ways in zip(candidate.ways, plain.ways, strict=False):
         ratio = ways_ratio(math.hypot(*ways), math.hypot(*plain_ways))
         worst = max(worst, ratio)
         if len(ways) != len(plain_ways):
             return Check(name="updates", is_passed=False, note="updates different parameters")
         largest = max(plain_ways, default=0.0)
-        for one, other in zip(ways, plain_ways, strict=True):
-            if one == 0 and other > _SMALL_WAY * largest:
+        for way, plain_way in zip(ways, plain_ways, strict=True):
+            if way == 0 and plain_way > _SMALL_WAY * largest:
                 worst, note = math.inf, "a parameter is not updated"
     return _check("updates", worst, allowed, note)
 
 
-def _buffers_check(found: Curve, plain: Curve, allowed: float) -> Check:
+def _buffers_check(candidate: Curve, plain: Curve, allowed: float) -> Check:
     """Equal after the first update; after the last, moved where the plain step's are.
 
     By then the weights differ by more than rounding: an optimizer that goes by a gradient's sign
@@ -281,7 +291,9 @@ def _buffers_check(found: Curve, plain: Curve, allowed: float) -> Check:
     """
     name = "running statistics"
     worst, worst_key = 0.0, "none"
-    first, last = ({}, {}) if not found.buffers else (found.buffers[0], found.buffers[-1])
+    first, last = (
+        ({}, {}) if not candidate.buffers else (candidate.buffers[0], candidate.buffers[-1])
+    )
     plain_first, plain_last = plain.buffers[0], plain.buffers[-1]
     for key in {**plain_first, **first}:
         error = _buffer_error(first.get(key), plain_first.get(key))
@@ -298,42 +310,44 @@ def _buffers_check(found: Curve, plain: Curve, allowed: float) -> Check:
     return _check(name, worst, allowed, f"relative difference of {worst_key}")
 
 
-def _buffer_error(one: Tensor | None, other: Tensor | None) -> float:
-    if one is None or other is None or one.shape != other.shape:
+def _buffer_error(buffer: Tensor | None, plain_buffer: Tensor | None) -> float:
+    if buffer is None or plain_buffer is None or buffer.shape != plain_buffer.shape:
         return math.inf
-    if torch.equal(one, other):
+    if torch.equal(buffer, plain_buffer):
         return 0.0
-    if not (one.is_floating_point() and other.is_floating_point()):
+    if not (buffer.is_floating_point() and plain_buffer.is_floating_point()):
         return math.inf
-    if not bool(torch.isfinite(one).eq(torch.isfinite(other)).all()):
+    if not bool(torch.isfinite(buffer).eq(torch.isfinite(plain_buffer)).all()):
         return math.inf
-    finite = torch.isfinite(other)
-    return _error(one[finite].double(), other[finite].double(), 1e-6)
+    finite = torch.isfinite(plain_buffer)
+    return _error(buffer[finite].double(), plain_buffer[finite].double(), 1e-6)
 
 
-def inputs_check(found: list[Tensor], written: list[Tensor]) -> Check:
+def inputs_check(candidate: list[Tensor], written: list[Tensor]) -> Check:
     """Whether what a step changes of its batch, if anything, is what it should change."""
     name = "inputs"
-    if len(found) != len(written):
+    if len(candidate) != len(written):
         return Check(name=name, is_passed=False, note="the number of tensors in a batch changed")
-    errors = [_buffer_error(one, other) for one, other in zip(found, written, strict=True)]
+    errors = [
+        _buffer_error(tensor, expected) for tensor, expected in zip(candidate, written, strict=True)
+    ]
     what = "relative difference of the batch after the step"
     return _check(name, max(errors, default=0.0), BANDS["bf16"].buffer, what)
 
 
-def masks_check(found: list[Gradients], plain: list[Gradients]) -> Check:
+def masks_check(candidate: list[Gradients], plain: list[Gradients]) -> Check:
     """Whether draws differ between steps and repeat when the generators are put back.
 
     Args:
-        found: gradients of one batch: of a step, of the next, and again from the first's state.
+        candidate: gradients of one batch: of a step, of the next, and again from the first's state.
         plain: the same of the plain step.
     """
     usual = _distance(plain[1], plain[0]) / (_norm(plain[0]) or 1.0)
     if usual < _NOTHING_DRAWN:
         return Check(name="masks", is_passed=True, note="the step draws no random numbers")
-    scale = _norm(found[0]) or 1.0
-    between = _distance(found[1], found[0]) / scale
-    again = _distance(found[2], found[0]) / scale
+    scale = _norm(candidate[0]) or 1.0
+    between = _distance(candidate[1], candidate[0]) / scale
+    again = _distance(candidate[2], candidate[0]) / scale
     if not between > _SAME_SHARE * usual:
         note = "random draws do not differ from step to step"
         return Check(name="masks", is_passed=False, measured=between, allowed=usual, note=note)
@@ -342,9 +356,9 @@ def masks_check(found: list[Gradients], plain: list[Gradients]) -> Check:
     )
 
 
-def data_check(found: list[Epoch], plain: list[Epoch]) -> Check:
+def data_check(candidate: list[Epoch], plain: list[Epoch]) -> Check:
     """Whether each sample comes once in every epoch, in the plain order, with the plain draws."""
-    for (sizes, rows), (plain_sizes, plain_rows) in zip(found, plain, strict=True):
+    for (sizes, rows), (plain_sizes, plain_rows) in zip(candidate, plain, strict=True):
         note = None
         indices = rows[:, 0]
         if -1 in sizes:
@@ -371,7 +385,7 @@ def _is_repeated(draws: Tensor) -> bool:
     return bool((draws != 0).any()) and len(draws.unique()) < len(draws)
 
 
-def samples_check(found: list[Tensor], plain: list[list[Tensor]], num_workers: int) -> Check:
+def samples_check(candidate: list[Tensor], plain: list[list[Tensor]], num_workers: int) -> Check:
     """Whether the real samples are the plain ones, bit for bit.
 
     plain: read twice. Where that gives others, the data draws from an unseeded generator;
@@ -381,20 +395,20 @@ def samples_check(found: list[Tensor], plain: list[list[Tensor]], num_workers: i
     if not _is_same(plain[0], plain[1]):
         note = "the data draws from its own random generator; each worker would have a copy of it"
         return Check(name=name, is_passed=num_workers <= 1, note=note)
-    if _is_same(found, plain[0]):
+    if _is_same(candidate, plain[0]):
         return Check(name=name, is_passed=True)
     note = "samples differ from those of the plain loop"
     return Check(name=name, is_passed=False, note=note)
 
 
-def _is_same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(
+def _is_same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) == len(second) and all(
         a.dtype == b.dtype and a.shape == b.shape and _bits_equal(a, b)
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
-def _bits_equal(one: Tensor, other: Tensor) -> bool:
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+def _bits_equal(first: Tensor, second: Tensor) -> bool:
+    if not first.is_floating_point():
+        return torch.equal(first, second)
+    return torch.equal(first.nan_to_num(), second.nan_to_num())

@@ -74,7 +74,7 @@ def compiled_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe)
     checks: list[Check] = []
     if candidate.capture.value == "step":
         # Whether graphs repeat the code is a question of its own, and whether they repeat what is
-        # written need not be asked then.
+        # written need not be checked then.
         checks += replays(whole, candidate)
         candidate = changed(candidate, capture="off", steps_per_launch=1)
     if compiled in ("loss", "both"):
@@ -87,14 +87,14 @@ def compiled_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe)
 
 def _loss_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe) -> list[Check]:
     alone = changed(candidate, compiled="loss")
-    found = _probed(_case(whole, alone, is_plain=False))
-    written = _probed(_case(whole, as_written(candidate), is_plain=True))
-    if not found.was_compiled:
+    compiled = _probe(_case(whole, alone, is_plain=False))
+    written = _probe(_case(whole, as_written(candidate), is_plain=True))
+    if not compiled.was_compiled:
         return [Check(name="compiled", is_passed=False, note="the compiled code was not run")]
     return [
-        _gradients_check(small, candidate, found, written),
-        masks_check(_draws(found), _draws(written)),
-        inputs_check(found.inputs, written.inputs),
+        _gradients_check(small, candidate, compiled, written),
+        masks_check(_draws(compiled), _draws(written)),
+        inputs_check(compiled.inputs, written.inputs),
     ]
 
 
@@ -103,14 +103,16 @@ def _draws(probe: Probe) -> list[Gradients]:
     return [first, later, again]
 
 
-def _gradients_check(small: GateFixtures, candidate: Recipe, found: Probe, written: Probe) -> Check:
+def _gradients_check(
+    small: GateFixtures, candidate: Recipe, compiled: Probe, written: Probe
+) -> Check:
     """Compares gradients with the eager step's; allowed is the eager step's own error from fp64."""
     precision = candidate.precision.value
     rounding = questions.rounding_errors(small, precision)
     names = [part.name for part in rounding.parts]
     checks = []
-    for one, other in zip(found.gradients, written.gradients, strict=True):
-        errors = gradient_errors(names, one, other, other)
+    for gradients, written_gradients in zip(compiled.gradients, written.gradients, strict=True):
+        errors = gradient_errors(names, gradients, written_gradients, written_gradients)
         parts = tuple(
             TensorError(name=part.name, error=part.error, eager=eager.eager)
             for part, eager in zip(errors.parts, rounding.parts, strict=True)
@@ -124,54 +126,54 @@ def _gradients_check(small: GateFixtures, candidate: Recipe, found: Probe, writt
 
 def _curve_checks(whole: GateFixtures, candidate: Recipe) -> list[Check]:
     experiment = questions.averaging_soon(whole.experiment)
-    found = run_curve(_case(whole, candidate, is_plain=False, of=experiment), _NUM_CURVE)
+    compiled = run_curve(_case(whole, candidate, is_plain=False, of=experiment), _NUM_CURVE)
     written = run_curve(
         _case(whole, as_written(candidate), is_plain=True, of=experiment), _NUM_CURVE
     )
-    return curve_checks(found, written, candidate.precision.value, lambda: written)
+    return curve_checks(compiled, written, candidate.precision.value, lambda: written)
 
 
 def _case(
-    material: GateFixtures, recipe: Recipe, *, is_plain: bool, of: Experiment | None = None
+    fixtures: GateFixtures, recipe: Recipe, *, is_plain: bool, of: Experiment | None = None
 ) -> GateCase:
     """Batches are cut as in the training, and read in this process."""
     alone: dict[str, object] = {"loader_workers": 0, "loader_persistent": False}
     if recipe.data_path.value == "cached":
         alone["data_path"] = "loader"
     if of is None:
-        of, alone["clip_norm"] = material.remembering, None
-    return material.case(of, changed(recipe, **alone), is_plain=is_plain, draws="own")
+        of, alone["clip_norm"] = fixtures.remembering, None
+    return fixtures.case(of, changed(recipe, **alone), is_plain=is_plain, draws="own")
 
 
-def _probed(case: GateCase) -> Probe:
-    found: list[Gradients] = []
+def _probe(case: GateCase) -> Probe:
+    gradients: list[Gradients] = []
     with running(case) as (session, step):
         updates = first_updates(session, 2)
         first, second = updates[0], updates[-1]
         sums: Gradients = []
 
-        def made(update: list[MicroBatch]) -> None:
+        def run_update(update: list[MicroBatch]) -> None:
             nonlocal sums
             step.run(update)
             before, sums = sums, remembered(session.optimizers.only)
-            found.append(gradients_since(sums, before))
+            gradients.append(gradients_since(sums, before))
 
         with drawing(case, session.device):
             states = rng.generator_states(session.device)
-            made(first)
+            run_update(first)
             # What computes with the weights that it was traced with is seen now.
             halve(session.model)
-            made(second)
+            run_update(second)
             _double(session.model)
             rng.restore_generators(states, session.device)
-            made(first)
-            made(first)
+            run_update(first)
+            run_update(first)
         inputs = [
             tensor.detach().to("cpu", copy=True)
             for batch, _ in first
             for tensor in tensors_in(batch)
         ]
-        return Probe(gradients=found, inputs=inputs, was_compiled=_was_compiled(session))
+        return Probe(gradients=gradients, inputs=inputs, was_compiled=_was_compiled(session))
 
 
 def _was_compiled(session: Session) -> bool:

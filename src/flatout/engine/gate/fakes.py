@@ -1,7 +1,7 @@
 """Stand-ins for the parts of an experiment while the gate looks at the others.
 
 A few samples instead of all; an optimizer that only remembers what it is given; parameters whose
-gradients are known beforehand; samples that tell which they are.
+gradients are known beforehand; samples that contain their index.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def few_samples(data: Any, count: int) -> Any:
     """At most that many samples, from all over the data, in a form of the same kind."""
     kind = data_kind(data)
     if kind == "iterable":
-        return _FirstOf(data, count)
+        return _FirstSamples(data, count)
     num_samples = len(next(tensors_in(data))) if kind == "tensors" else len(data)
     chosen = torch.linspace(0, num_samples - 1, min(count, num_samples)).round().long()
     if kind == "tensors":
         return with_tensors(data, (tensor[chosen.to(tensor.device)] for tensor in tensors_in(data)))
-    return _Chosen(data, chosen.tolist())
+    return _Subset(data, chosen.tolist())
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Subset:
     dataset: Any
     indices: list[int]
 
@@ -54,7 +54,7 @@ class _Chosen:
         return self.dataset[self.indices[index]]
 
 
-class _FirstOf:
+class _FirstSamples:
     """The first samples of an iterable, which are read once and kept."""
 
     def __init__(self, source: Any, count: int) -> None:
@@ -84,7 +84,7 @@ def remembered(optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
     """The sums of gradients, in the order of the parameters; None where there never was one."""
     states = [optimizer.state.get(p, {}) for g in optimizer.param_groups for p in g["params"]]
     sums = [state.get("momentum_buffer") for state in states]
-    return [None if one is None else _dense(one) for one in sums]
+    return [None if gradient_sum is None else _dense(gradient_sum) for gradient_sum in sums]
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Bag(nn.Module):
 
     def __init__(self, model: nn.Module, num_gradients: int) -> None:
         super().__init__()
-        dice = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         self.names = [name for name, _ in model.named_parameters()]
         sparse = {
             id(module.weight) for module in model.modules() if getattr(module, "sparse", False)
@@ -113,7 +113,7 @@ class Bag(nn.Module):
         self.members = nn.ParameterList(
             nn.Parameter(
                 _made_up_weights(
-                    original, _MOST_OF_ONE if original is largest else _MOST_ELEMENTS, dice
+                    original, _MOST_OF_ONE if original is largest else _MOST_ELEMENTS, generator
                 ),
                 original.requires_grad,
             )
@@ -121,7 +121,7 @@ class Bag(nn.Module):
         )
         # No buffers of the module: they stay fp32 in whatever the module is turned into.
         self.gradients = [
-            _made_up_gradients((num_gradients, *member.shape), dice) for member in self.members
+            _made_up_gradients((num_gradients, *member.shape), generator) for member in self.members
         ]
 
     def on(self, device: torch.device) -> list[Tensor]:
@@ -147,11 +147,11 @@ class Bag(nn.Module):
         return total
 
 
-def _made_up_weights(original: Tensor, most: int, dice: torch.Generator) -> Tensor:
+def _made_up_weights(original: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """Weights of about 1, so that decay is seen, with the form of the original."""
     shape = _cut(tuple(original.shape), most)
-    weights = 0.5 + torch.rand(shape, generator=dice, dtype=torch.float32)
-    weights *= torch.randint(2, shape, generator=dice) * 2 - 1
+    weights = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float32)
+    weights *= torch.randint(2, shape, generator=generator) * 2 - 1
     return weights.to(original.dtype)
 
 
@@ -163,9 +163,9 @@ def _cut(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _made_up_gradients(shape: tuple[int, ...], dice: torch.Generator) -> Tensor:
-    exponents = _SMALLEST_EXPONENT * torch.rand(shape, generator=dice)
-    return 10.0**exponents * (torch.randint(2, shape, generator=dice) * 2 - 1)
+def _made_up_gradients(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    exponents = _SMALLEST_EXPONENT * torch.rand(shape, generator=generator)
+    return 10.0**exponents * (torch.randint(2, shape, generator=generator) * 2 - 1)
 
 
 def bag_experiment(experiment: Experiment, bag: Bag, count: int) -> Experiment:
@@ -177,13 +177,13 @@ def bag_experiment(experiment: Experiment, bag: Bag, count: int) -> Experiment:
     updates = torch.arange(count).repeat_interleave(batch_size).float()
     rows = torch.stack([updates, torch.ones_like(updates), torch.ones_like(updates)], dim=1)
 
-    def optimizer(given: Any) -> torch.optim.Optimizer:
-        members = [item[1] if isinstance(item, tuple) else item for item in given]
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        members = [item[1] if isinstance(item, tuple) else item for item in parameters]
         is_named = experiment.named_parameters
-        made = experiment.optimizer(
+        optimizers = experiment.optimizer(
             iter(zip(bag.names, members, strict=True)) if is_named else iter(members)
         )
-        return Optimizers(made).only
+        return Optimizers(optimizers).only
 
     return replace(
         experiment,
@@ -200,11 +200,11 @@ def weighted_rows(count: int, batch_size: int) -> Tensor:
 
     count: of whole batches. A smaller one follows, as at the end of an epoch.
     """
-    dice = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     updates = torch.arange(count).repeat_interleave(batch_size).float()
     updates = torch.cat([updates, torch.full((batch_size // 2,), float(count))])
-    weights = 0.2 + torch.rand(len(updates), generator=dice)
-    counts = torch.randint(1, 9, (len(updates),), generator=dice).float()
+    weights = 0.2 + torch.rand(len(updates), generator=generator)
+    counts = torch.randint(1, 9, (len(updates),), generator=generator).float()
     return torch.stack([updates, weights, counts], dim=1)
 
 
@@ -238,7 +238,7 @@ def bare(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A data set whose samples tell their index and what they have drawn, if they draw."""
+    """A data set whose samples contain their index and what they have drawn, if they draw."""
 
     count: int
     is_drawing: bool = True
@@ -277,7 +277,7 @@ def _drawing(index: int) -> tuple[Tensor, Tensor]:
 def numbered_experiment(
     experiment: Experiment, data: Any, count: int, *, is_drawing: bool = True
 ) -> Experiment:
-    """An experiment of nothing but samples that tell which they are, of the same kind of data."""
+    """An experiment of nothing but samples that contain their index, of the same kind of data."""
     numbers = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     make: dict[str, Callable[[], Any]] = {
         "tensors": lambda: (numbers, numbers.clone()),

@@ -90,8 +90,8 @@ def _fill_normal_around(source: Source, result: Tensor, args: Any, kwargs: Any) 
 
 def _two(args: Any, kwargs: Any, first: str, second: str) -> tuple[float, float]:
     """The two numbers of a distribution, after the tensor that is filled; 0 and 1 if not given."""
-    one = args[1] if len(args) > 1 else kwargs.get(first, 0.0)
-    return one, args[2] if len(args) > 2 else kwargs.get(second, 1.0)
+    first_value = args[1] if len(args) > 1 else kwargs.get(first, 0.0)
+    return first_value, args[2] if len(args) > 2 else kwargs.get(second, 1.0)
 
 
 def _fill_integers(source: Source, result: Tensor, args: Any, kwargs: Any) -> Tensor:
@@ -159,29 +159,29 @@ class NoFusedDropout(TorchFunctionMode):
     To draw for them would need another kernel than the one under test.
     """
 
-    _PLACES = {
+    _DROPOUT_POSITIONS = {
         functional.scaled_dot_product_attention: 4,
         functional.multi_head_attention_forward: 10,
     }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        place = self._PLACES.get(func)
-        if place is not None:
-            if len(args) > place:
-                args = (*args[:place], 0.0, *args[place + 1 :])
+        position = self._DROPOUT_POSITIONS.get(func)
+        if position is not None:
+            if len(args) > position:
+                args = (*args[:position], 0.0, *args[position + 1 :])
             else:
                 kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
 
 
-class Doubled(TorchFunctionMode):
-    """Makes code that asks for fp32 or less compute in fp64, as the reference must."""
+class Fp64Mode(TorchFunctionMode):
+    """Makes code that requests fp32 or less compute in fp64, as the reference must."""
 
     _CASTS = frozenset((Tensor.float, Tensor.half, Tensor.bfloat16))
     _LOWER = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
-    def __enter__(self) -> Doubled:
+    def __enter__(self) -> Fp64Mode:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         super().__enter__()  # type: ignore[no-untyped-call]

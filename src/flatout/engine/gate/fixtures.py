@@ -83,7 +83,7 @@ class GateFixtures:
             experiment,
             model=self.new_model,
             train_data=lambda: self.data,
-            # Some schedules ask for it.
+            # Some schedules need it.
             validation_data=(lambda: self.data) if has_validation else None,
             batch_size=self.size,
         )

@@ -37,7 +37,7 @@ _FACTORS = (0.5, 4.0, 0.25, 2.0)
 
 
 @dataclass(kw_only=True)
-class _Ran:
+class _RunResult:
     """The result of a run: losses, final weights and buffers, and the initial weights."""
 
     losses: list[float]
@@ -47,26 +47,26 @@ class _Ran:
     problem: str | None = None
 
 
-def replays(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def replays(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """The same updates in graphs and without them."""
     per_launch = min(candidate.steps_per_launch.value, _MOST_PER_LAUNCH)
-    recipe = material.small(candidate, capture="step", steps_per_launch=per_launch)
+    recipe = fixtures.small(candidate, capture="step", steps_per_launch=per_launch)
     # Two launches; what is left over then is launched one by one.
     count = NUM_WARM_UPS + 3 * per_launch - 1
-    case = material.case(material.experiment, recipe, is_plain=False, draws="own")
+    case = fixtures.case(fixtures.experiment, recipe, is_plain=False, draws="own")
     # A step without graphs, of the same optimizer: all of its numbers are on the device.
     eager = replace(case, maker=replace(case.maker, step=_eager_step))
     first, again = (_run(eager, count) for _ in range(2))
-    found = _run(case, count)
-    if found.problem is not None:
-        return [Check(name="replays", is_passed=False, note=found.problem)]
-    if found.numbers != first.numbers:
+    replayed = _run(case, count)
+    if replayed.problem is not None:
+        return [Check(name="replays", is_passed=False, note=replayed.problem)]
+    if replayed.numbers != first.numbers:
         note = "step counts of the optimizer or the loss scaler differ from those without a graph"
         return [Check(name="replays", is_passed=False, note=note)]
     noise = _difference(again, first)
     band = _BANDS * BANDS[recipe.precision.value].gradient
     allowed = max(band, LARGEST_RATIO * noise)
-    measured = _difference(found, first)
+    measured = _difference(replayed, first)
     updates = counted_text(count, "update")
     note = f"relative difference after {updates}; between two runs without graphs: {noise:.1e}"
     is_passed = within(measured, allowed)
@@ -79,10 +79,14 @@ def _eager_step(session: Session) -> EagerStep:
     return EagerStep(session.step_parts(), StepTimer(session.device))
 
 
-def _run(case: GateCase, count: int) -> _Ran:
+def _run(case: GateCase, count: int) -> _RunResult:
     with running(case) as (session, step):
-        whole = [one for one in first_updates(session, count) if _size(one) == _batch_size(session)]
-        updates = [_copied(one) for one in itertools.islice(itertools.cycle(whole), count)]
+        whole = [
+            update
+            for update in first_updates(session, count)
+            if _size(update) == _batch_size(session)
+        ]
+        updates = [_copied(update) for update in itertools.islice(itertools.cycle(whole), count)]
         groups = session.optimizers.only.param_groups
         for group in groups:
             group["lr"] = float(torch.tensor(group["lr"], dtype=torch.float32))
@@ -103,7 +107,7 @@ def _run(case: GateCase, count: int) -> _Ran:
             problem = step.problem
             if problem is None and step.num_replayed == 0:
                 problem = "no update was replayed from a graph"
-        return _Ran(
+        return _RunResult(
             losses=[float(loss) for loss in losses],
             began=began,
             ended=_ends(session),
@@ -134,7 +138,7 @@ def _ends(session: Session) -> list[Tensor]:
     ended += [buffer for buffer in session.model.buffers() if buffer.is_floating_point()]
     if session.average is not None:
         ended += session.average.state_dict()["averages"]
-    return [one.detach().to("cpu", torch.float64) for one in ended]
+    return [tensor.detach().to("cpu", torch.float64) for tensor in ended]
 
 
 def _numbers(session: Session) -> list[float]:
@@ -143,19 +147,19 @@ def _numbers(session: Session) -> list[float]:
     states = session.optimizers.only.state.values()
     counts += [state["step"] for state in states if isinstance(state.get("step"), Tensor)]
     scaled = session.scaler.state_dict() if session.scaler is not None else {}
-    return [float(one) for one in counts] + [float(scaled.get("scale", 0.0))]
+    return [float(count) for count in counts] + [float(scaled.get("scale", 0.0))]
 
 
-def _difference(one: _Ran, other: _Ran) -> float:
+def _difference(run: _RunResult, reference: _RunResult) -> float:
     """The larger of two: of the losses, and of where weights and buffers ended."""
-    scale = max(map(abs, other.losses)) or 1.0
-    by_loss = max(abs(a - b) / scale for a, b in zip(one.losses, other.losses, strict=True))
-    began = [tensor.to("cpu", torch.float64) for tensor in other.began]
-    way = _distance(other.ended[: len(began)], began)
-    by_end = _distance(one.ended, other.ended)
+    scale = max(map(abs, reference.losses)) or 1.0
+    by_loss = max(abs(a - b) / scale for a, b in zip(run.losses, reference.losses, strict=True))
+    began = [tensor.to("cpu", torch.float64) for tensor in reference.began]
+    way = _distance(reference.ended[: len(began)], began)
+    by_end = _distance(run.ended, reference.ended)
     by_end = by_end / way if way > 0 else (math.inf if by_end else 0.0)
     return max(by_loss, by_end) if math.isfinite(by_loss) and math.isfinite(by_end) else math.inf
 
 
-def _distance(one: list[Tensor], other: list[Tensor]) -> float:
-    return math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(one, other, strict=True)))
+def _distance(first: list[Tensor], second: list[Tensor]) -> float:
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(first, second, strict=True)))

@@ -1,4 +1,4 @@
-"""Asks a candidate the questions that its changed fields concern, and collects the answers.
+"""Puts to a candidate the questions that its changed fields concern, and collects the checks.
 
 Compiled candidates are checked twice: uncompiled, like any other, and then compiled.
 """
@@ -41,44 +41,42 @@ class Gate:
 
     def __init__(self, subject: GateSubject, plain: Recipe) -> None:
         self._subject = subject
-        self._material = GateFixtures(subject, plain)
+        self._fixtures = GateFixtures(subject, plain)
 
     def judge(self, candidate: Recipe) -> Verdict:
         """See the function of this name."""
-        material = self._material
+        fixtures = self._fixtures
         written = as_written(candidate)
         changed = [
             name
             for name in written.__struct_fields__
-            if getattr(written, name).value != getattr(material.plain, name).value
+            if getattr(written, name).value != getattr(fixtures.plain, name).value
         ]
-        asked = questions(changed)
+        selected = questions(changed)
         if candidate.compiled.value != "off":
             # Asked of the code itself: compiled.py.
-            asked -= {"replays"}
+            selected -= {"replays"}
         checks: list[Check] = []
-        with rng.untouched_generators(material.device), torch.enable_grad():
+        with rng.untouched_generators(fixtures.device), torch.enable_grad():
             for question in QUESTIONS:
-                if question in asked:
-                    checks += self._answers(
-                        question, partial(QUESTIONS[question], material, written)
-                    )
+                if question in selected:
+                    checks += self._run(question, partial(QUESTIONS[question], fixtures, written))
             if candidate.compiled.value != "off":
-                ask = partial(compiled_checks, material, self._whole, candidate)
-                checks += self._answers("compiled", ask)
+                run = partial(compiled_checks, fixtures, self._whole, candidate)
+                checks += self._run("compiled", run)
         return Verdict(checks=tuple(checks))
 
     @cached_property
     def _whole(self) -> GateFixtures:
         """The subject on batches as large as in the training."""
         size = self._subject.experiment.batch_size
-        return GateFixtures(replace(self._subject, num_samples=size), self._material.plain)
+        return GateFixtures(replace(self._subject, num_samples=size), self._fixtures.plain)
 
-    def _answers(self, question: str, ask: Callable[[], list[Check]]) -> list[Check]:
+    def _run(self, question: str, run: Callable[[], list[Check]]) -> list[Check]:
         try:
-            return ask()
+            return run()
         except PlainStepFailed as failed:
-            note = f"the plain step fails on batches of {self._material.size}: {failed}"
+            note = f"the plain step fails on batches of {self._fixtures.size}: {failed}"
             return [Check(name=question, is_passed=False, note=note)]
         except FlatoutError:
             raise

@@ -64,23 +64,26 @@ _EMA = 0.5
 _TRUSTED = 1e-2
 
 
-def gradients(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def gradients(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """At the same weights and draws, compared with fp64 and with the eager step's error."""
-    is_split = material.splits_otherwise(candidate)
+    is_split = fixtures.splits_otherwise(candidate)
     draws: DrawsKind = "expected" if is_split else "keyed"
     precision = candidate.precision.value
-    reference, is_double = _reference(material, draws)
-    eager = _eager(material, draws, precision)
-    recipe = material.small(candidate, clip_norm=None)
-    case = material.case(material.remembering, recipe, is_plain=False, draws=draws)
-    found = run_gradients(case, _NUM_GRADIENTS)
-    names = [name for name, _ in material.model.named_parameters()]
-    if len(found) != len(names):
-        note = f"the model has {len(found)} parameter tensors, the plain model {len(names)}"
+    reference, is_double = _reference(fixtures, draws)
+    eager = _eager(fixtures, draws, precision)
+    recipe = fixtures.small(candidate, clip_norm=None)
+    case = fixtures.case(fixtures.remembering, recipe, is_plain=False, draws=draws)
+    candidate_gradients = run_gradients(case, _NUM_GRADIENTS)
+    names = [name for name, _ in fixtures.model.named_parameters()]
+    if len(candidate_gradients) != len(names):
+        note = (
+            f"the model has {len(candidate_gradients)} parameter tensors, the plain model "
+            f"{len(names)}"
+        )
         return [Check(name="gradients", is_passed=False, note=note)]
-    errors = gradient_errors(names, found, eager, reference)
+    errors = gradient_errors(names, candidate_gradients, eager, reference)
     errors = msgspec.structs.replace(errors, is_double=is_double)
-    if is_split and _has_norms(material.model):
+    if is_split and _has_norms(fixtures.model):
         return [gradient_check(errors, precision, "BatchNorm sees micro-batches")]
     return [gradient_check(errors, precision)]
 
@@ -90,39 +93,39 @@ def _has_norms(model: nn.Module) -> bool:
     return any(isinstance(module, norms) for module in model.modules())
 
 
-def _eager(material: GateFixtures, draws: DrawsKind, precision: Precision) -> Gradients:
-    recipe = material.small(material.plain, clip_norm=None, precision=precision)
-    case = material.case(material.remembering, recipe, is_plain=True, draws=draws)
+def _eager(fixtures: GateFixtures, draws: DrawsKind, precision: Precision) -> Gradients:
+    recipe = fixtures.small(fixtures.plain, clip_norm=None, precision=precision)
+    case = fixtures.case(fixtures.remembering, recipe, is_plain=True, draws=draws)
     key = ("eager", draws, precision)
-    result: Gradients = material.once(key, lambda: run_gradients(case, _NUM_GRADIENTS))
+    result: Gradients = fixtures.once(key, lambda: run_gradients(case, _NUM_GRADIENTS))
     return result
 
 
-def _reference(material: GateFixtures, draws: DrawsKind) -> tuple[Gradients, bool]:
+def _reference(fixtures: GateFixtures, draws: DrawsKind) -> tuple[Gradients, bool]:
     """Gradients in fp64, and whether they are: in fp32 where fp64 is not supported."""
 
     def make() -> tuple[Gradients, bool]:
-        eager = _eager(material, draws, "fp32")
-        recipe = material.small(material.plain, clip_norm=None)
-        case = material.case(material.remembering, recipe, is_plain=True, draws=draws)
+        eager = _eager(fixtures, draws, "fp32")
+        recipe = fixtures.small(fixtures.plain, clip_norm=None)
+        case = fixtures.case(fixtures.remembering, recipe, is_plain=True, draws=draws)
         try:
             exact = _double_gradients(case)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
             return eager, False
         names = [""] * len(exact)
-        # Code that asks for a number format in its own way computes something else in fp64.
+        # Code that requests a number format in its own way computes something else in fp64.
         is_trusted = gradient_errors(names, eager, eager, exact).error <= _TRUSTED
         return (exact, True) if is_trusted else (eager, False)
 
-    result: tuple[Gradients, bool] = material.once(("reference", draws), make)
+    result: tuple[Gradients, bool] = fixtures.once(("reference", draws), make)
     return result
 
 
-def rounding_errors(material: GateFixtures, precision: Precision) -> Errors:
+def rounding_errors(fixtures: GateFixtures, precision: Precision) -> Errors:
     """The error of the plain step at a precision, by rounding alone."""
-    eager = _eager(material, "keyed", precision)
-    reference, is_double = _reference(material, "keyed")
-    names = [name for name, _ in material.model.named_parameters()]
+    eager = _eager(fixtures, "keyed", precision)
+    reference, is_double = _reference(fixtures, "keyed")
+    names = [name for name, _ in fixtures.model.named_parameters()]
     errors = gradient_errors(names, eager, eager, reference)
     return msgspec.structs.replace(errors, is_double=is_double)
 
@@ -137,11 +140,11 @@ def _double_gradients(case: GateCase) -> Gradients:
             return reference_gradients(session.model, loss, updates, is_double=True)
 
 
-def accumulation(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def accumulation(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """Sums, counts, clipping and scaling, with gradients that are known beforehand."""
-    bag, rows = _bag(material), weighted_rows(2, material.size)
+    bag, rows = _bag(fixtures), weighted_rows(2, fixtures.size)
     count = int(rows[-1, 0]) + 1
-    updating = bag_experiment(material.experiment, bag, count)
+    updating = bag_experiment(fixtures.experiment, bag, count)
     experiment = replace(updating, optimizer=remembering, train_data=lambda: rows)
     checks = []
     for loss in (bag_mean, bag_sum):
@@ -149,32 +152,32 @@ def accumulation(material: GateFixtures, candidate: Recipe) -> list[Check]:
         # Unclipped, too: clipping hides gradients that are too large by a factor.
         clips = [None, 0.5 * smallest_norm(known)]
         for clip_norm in clips if candidate.clip_norm.value is not None else clips[:1]:
-            recipe = material.small(candidate, clip_norm=clip_norm)
-            case = material.case(replace(experiment, loss=loss), recipe, is_plain=False)
+            recipe = fixtures.small(candidate, clip_norm=clip_norm)
+            case = fixtures.case(replace(experiment, loss=loss), recipe, is_plain=False)
             checks.append(accumulation_check(bag, known, run_gradients(case, count), clip_norm))
     return [max(checks, key=lambda check: (not check.is_passed, check.measured))]
 
 
-def optimizer(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def optimizer(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """Fed known gradients while the learning rate changes, compared with fp64."""
-    bag = _bag(material)
-    experiment = bag_experiment(material.experiment, bag, len(_RATES))
+    bag = _bag(fixtures)
+    experiment = bag_experiment(fixtures.experiment, bag, len(_RATES))
 
     def run(recipe: Recipe, *, is_plain: bool) -> BagRun:
-        small = material.small(recipe, clip_norm=None)
+        small = fixtures.small(recipe, clip_norm=None)
         # Nothing is drawn here, and under a mode for draws nothing would be compiled.
-        return run_bag(material.case(experiment, small, is_plain=is_plain, draws="own"), _RATES)
+        return run_bag(fixtures.case(experiment, small, is_plain=is_plain, draws="own"), _RATES)
 
-    plain: BagRun = material.once("plain bag", lambda: run(material.plain, is_plain=True))
-    exact: BagRun = material.once("fp64 bag", lambda: _exact_bag(bag, experiment, plain))
-    found = run(candidate, is_plain=False)
-    if candidate.compiled.value != "off" and not found.num_compiled:
+    plain: BagRun = fixtures.once("plain bag", lambda: run(fixtures.plain, is_plain=True))
+    exact: BagRun = fixtures.once("fp64 bag", lambda: _exact_bag(bag, experiment, plain))
+    candidate_run = run(candidate, is_plain=False)
+    if candidate.compiled.value != "off" and not candidate_run.num_compiled:
         return [Check(name="optimizer", is_passed=False, note="the compiled code was not run")]
-    return optimizer_checks(bag, found, plain, exact)
+    return optimizer_checks(bag, candidate_run, plain, exact)
 
 
-def _bag(material: GateFixtures) -> Bag:
-    bag: Bag = material.once("bag", lambda: Bag(material.model, len(_RATES)))
+def _bag(fixtures: GateFixtures) -> Bag:
+    bag: Bag = fixtures.once("bag", lambda: Bag(fixtures.model, len(_RATES)))
     return bag
 
 
@@ -189,25 +192,25 @@ def _exact_bag(bag: Bag, experiment: Experiment, plain: BagRun) -> BagRun:
     return BagRun(weights=weights, states=states)
 
 
-def curve(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def curve(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """Whole updates from the same weights, compared with the plain step's."""
-    draws: DrawsKind = "expected" if material.splits_otherwise(candidate) else "keyed"
-    experiment = averaging_soon(material.experiment)
+    draws: DrawsKind = "expected" if fixtures.splits_otherwise(candidate) else "keyed"
+    experiment = averaging_soon(fixtures.experiment)
 
     def eager(precision: Precision) -> Curve:
-        recipe = material.small(material.plain, precision=precision)
-        case = material.case(experiment, recipe, is_plain=True, draws=draws)
-        result: Curve = material.once(
+        recipe = fixtures.small(fixtures.plain, precision=precision)
+        case = fixtures.case(experiment, recipe, is_plain=True, draws=draws)
+        result: Curve = fixtures.once(
             ("curve", draws, precision), lambda: run_curve(case, _NUM_CURVE)
         )
         return result
 
     precision = candidate.precision.value
-    plain = eager(material.plain.precision.value)
-    case = material.case(experiment, material.small(candidate), is_plain=False, draws=draws)
-    found = run_curve(case, _NUM_CURVE)
-    band = coarser(precision, material.plain.precision.value)
-    return curve_checks(found, plain, band, lambda: eager(precision))
+    plain = eager(fixtures.plain.precision.value)
+    case = fixtures.case(experiment, fixtures.small(candidate), is_plain=False, draws=draws)
+    candidate_curve = run_curve(case, _NUM_CURVE)
+    band = coarser(precision, fixtures.plain.precision.value)
+    return curve_checks(candidate_curve, plain, band, lambda: eager(precision))
 
 
 def averaging_soon(experiment: Experiment) -> Experiment:
@@ -215,44 +218,44 @@ def averaging_soon(experiment: Experiment) -> Experiment:
     return experiment if experiment.ema is None else replace(experiment, ema=_EMA)
 
 
-def masks(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def masks(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """Dropout and the like: other draws in each step, the same ones from the same state."""
 
     def run(recipe: Recipe, *, is_plain: bool) -> list[Gradients]:
-        small = material.small(recipe, clip_norm=None)
-        case = material.case(material.remembering, small, is_plain=is_plain, draws="own")
+        small = fixtures.small(recipe, clip_norm=None)
+        case = fixtures.case(fixtures.remembering, small, is_plain=is_plain, draws="own")
         return run_repeatedly(case)
 
-    plain = material.once("masks", lambda: run(material.plain, is_plain=True))
+    plain = fixtures.once("masks", lambda: run(fixtures.plain, is_plain=True))
     return [masks_check(run(candidate, is_plain=False), plain)]
 
 
-def data(material: GateFixtures, candidate: Recipe) -> list[Check]:
+def data(fixtures: GateFixtures, candidate: Recipe) -> list[Check]:
     """Each sample once, in the plain order, with the plain augmentation."""
     # Three whole batches and a partial one, which is an update like any other.
-    count = 3 * material.size + max(1, material.size // 2)
+    count = 3 * fixtures.size + max(1, fixtures.size // 2)
     is_cached = candidate.data_path.value == "cached"
     # Only what draws nothing may be cached.
     numbered = numbered_experiment(
-        material.experiment, material.data, count, is_drawing=not is_cached
+        fixtures.experiment, fixtures.data, count, is_drawing=not is_cached
     )
     # Read in the candidate's way: with its workers. The plain way needs none to be known.
-    recipe = _small_batches(material, candidate)
-    in_process = material.small(material.plain)
+    recipe = _small_batches(fixtures, candidate)
+    in_process = fixtures.small(fixtures.plain)
 
     def read(experiment: Experiment, recipe: Recipe, *, is_plain: bool) -> list[Epoch]:
-        with running(material.case(experiment, recipe, is_plain=is_plain)) as (session, _):
+        with running(fixtures.case(experiment, recipe, is_plain=is_plain)) as (session, _):
             return [read_epoch(session, epoch) for epoch in (0, 1)]
 
-    plain = material.once(("order", is_cached), lambda: read(numbered, in_process, is_plain=True))
+    plain = fixtures.once(("order", is_cached), lambda: read(numbered, in_process, is_plain=True))
     checks = [data_check(read(numbered, recipe, is_plain=False), plain)]
-    if not checks[0].is_passed or data_kind(material.data) == "iterable":
+    if not checks[0].is_passed or data_kind(fixtures.data) == "iterable":
         return checks
     # Its real samples may draw from a generator of their own.
-    few = replace(bare(material.experiment), optimizer=remembering, named_parameters=False)
+    few = replace(bare(fixtures.experiment), optimizer=remembering, named_parameters=False)
 
     def read_samples(recipe: Recipe, *, is_plain: bool) -> list[Tensor]:
-        with running(material.case(few, recipe, is_plain=is_plain)) as (session, _):
+        with running(fixtures.case(few, recipe, is_plain=is_plain)) as (session, _):
             # What is in a cache comes out of it in the second epoch.
             return [
                 tensor.clone()
@@ -262,17 +265,17 @@ def data(material: GateFixtures, candidate: Recipe) -> list[Check]:
                 for tensor in tensors_in(batch)
             ]
 
-    if material.splits_otherwise(candidate):
-        in_process = material.small(candidate)
+    if fixtures.splits_otherwise(candidate):
+        in_process = fixtures.small(candidate)
     twice = [read_samples(in_process, is_plain=True) for _ in range(2)]
-    found = read_samples(recipe, is_plain=False)
-    checks.append(samples_check(found, twice, candidate.loader_workers.value))
+    samples = read_samples(recipe, is_plain=False)
+    checks.append(samples_check(samples, twice, candidate.loader_workers.value))
     return checks
 
 
-def _small_batches(material: GateFixtures, candidate: Recipe) -> Recipe:
+def _small_batches(fixtures: GateFixtures, candidate: Recipe) -> Recipe:
     names = ("loader_workers", "loader_persistent", "data_path")
-    return material.small(candidate, **{name: getattr(candidate, name).value for name in names})
+    return fixtures.small(candidate, **{name: getattr(candidate, name).value for name in names})
 
 
 QUESTIONS: dict[Question, Callable[[GateFixtures, Recipe], list[Check]]] = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatout.engine.feed.feed import MicroBatch
 from flatout.engine.gate.fakes import Bag
-from flatout.engine.gate.fixed_rng import Doubled
+from flatout.engine.gate.fixed_rng import Fp64Mode
 from flatout.engine.optim.fused_step import set_implementation
 from flatout.engine.tensors.nested import placer
 
@@ -38,15 +38,15 @@ def reference_gradients(
         One for each parameter, in fp64 on the CPU; None where the loss does not depend on it.
     """
     parameters = list(model.parameters())
-    place = placer(parameters[0].device, False) or _as_it_is
+    to_device = placer(parameters[0].device, False) or _as_it_is
     sums: Gradients = [None] * len(parameters)
     with ExitStack() as stack:
         if is_double:
             model.double()
-            stack.enter_context(Doubled())
+            stack.enter_context(Fp64Mode())
         model.train()
         for update in updates:
-            micro_batches = [(_raised(place(batch)) if is_double else place(batch), size)
+            micro_batches = [(_raised(to_device(batch)) if is_double else to_device(batch), size)
                              for batch, size in update]  # fmt: skip
             _add(sums, _gradients_of(model, loss, micro_batches))
             halve(model)
@@ -154,11 +154,11 @@ def _has_rate(group: dict[str, Any]) -> bool:
 
 def optimizer_states(optimizer: torch.optim.Optimizer, bag: Bag) -> list[dict[str, Any]]:
     """The state of each parameter of the bag: tensors in fp64 on the CPU, and numbers."""
-    found = []
+    states = []
     for member in bag.members:
         state = optimizer.state.get(member, {})
-        found.append({name: _read(value) for name, value in state.items()})
-    return found
+        states.append({name: _read(value) for name, value in state.items()})
+    return states
 
 
 def _read(value: Any) -> Any:

@@ -127,7 +127,7 @@ def run_gradients(case: GateCase, count: int) -> Gradients:
 
 def run_repeatedly(case: GateCase) -> list[Gradients]:
     """Gradients of the same batch: twice in a row, and from where the generators began."""
-    found: list[Gradients] = []
+    gradients: list[Gradients] = []
     before: Gradients = []
     with running(case) as (session, step):
         update = first_updates(session, 1)[0]
@@ -138,16 +138,16 @@ def run_repeatedly(case: GateCase) -> list[Gradients]:
                     rng.restore_generators(states, session.device)
                 step.run(update)
                 sums = remembered(session.optimizers.only)
-                found.append(gradients_since(sums, before))
+                gradients.append(gradients_since(sums, before))
                 before = sums
-    return found
+    return gradients
 
 
 def gradients_since(sums: Gradients, before: Gradients) -> Gradients:
     """The gradients added since an earlier copy of the sums; before: that copy, empty for none."""
     return [
-        one if one is None or earlier is None else one - earlier
-        for one, earlier in zip(sums, before or [None] * len(sums), strict=True)
+        gradient_sum if gradient_sum is None or earlier is None else gradient_sum - earlier
+        for gradient_sum, earlier in zip(sums, before or [None] * len(sums), strict=True)
     ]
 
 
@@ -286,9 +286,9 @@ class _ExactAverage:
         self._decay = session.experiment.ema or 0.0
         # The average has frozen parameters, too; they never move.
         floating = [p for p in session.model.parameters() if p.is_floating_point()]
-        self._places = [index for index, p in enumerate(floating) if p.requires_grad]
-        is_kept = self._average is not None
-        self._began = [w.double() for w in _weights(session.model)] if is_kept else []
+        self._trained_indices = [index for index, p in enumerate(floating) if p.requires_grad]
+        has_average = self._average is not None
+        self._began = [w.double() for w in _weights(session.model)] if has_average else []
         self._exact = list(self._began)
 
     def update(self, weights: list[Tensor]) -> None:
@@ -302,16 +302,16 @@ class _ExactAverage:
         """Relative to how far the average has come."""
         if self._average is None:
             return None
-        kept = self._average.state_dict()["averages"]
-        averages = [kept[place].detach().double() for place in self._places]
+        all_averages = self._average.state_dict()["averages"]
+        averages = [all_averages[index].detach().double() for index in self._trained_indices]
         # An average that has hardly moved is rounded to fp32: a share of the weights keeps that
         # rounding from looking like a large error.
         way = _distance(self._exact, self._began) + 1e-5 * _distance(self._began, None)
         return _distance(averages, self._exact) / way if way > 0 else 0.0
 
 
-def _distance(one: list[Tensor], other: list[Tensor] | None) -> float:
-    pairs = zip(one, other if other is not None else [None] * len(one), strict=True)
+def _distance(first: list[Tensor], second: list[Tensor] | None) -> float:
+    pairs = zip(first, second if second is not None else [None] * len(first), strict=True)
     squares = [float((a if b is None else a - b).square().sum()) for a, b in pairs]
     return math.sqrt(sum(squares))
 
@@ -319,14 +319,14 @@ def _distance(one: list[Tensor], other: list[Tensor] | None) -> float:
 def read_epoch(session: Session, epoch: int) -> tuple[list[int], Tensor]:
     """Sizes of the updates, and what their numbered samples hold, in a row for each.
 
-    A micro-batch that has not as many rows as it says gives the size -1.
+    A micro-batch that does not have as many rows as it reports gives the size -1.
     """
     sizes, rows = [], []
     for update in session.feed.updates(epoch, 0):
         size = 0
-        for batch, said in update:
+        for batch, num_reported in update:
             tensors = [tensor.detach().cpu() for tensor in tensors_in(batch)]
-            size = -1 if len(tensors[0]) != said or size < 0 else size + said
+            size = -1 if len(tensors[0]) != num_reported or size < 0 else size + num_reported
             rows.append(torch.cat(tensors, dim=1))
         sizes.append(size)
     return sizes, torch.cat(rows) if rows else torch.zeros(0, 1)

@@ -1,7 +1,7 @@
 """Inputs, read one by one and collated into batches; an input that cannot be read is left out.
 
-Only what belongs to one batch is held at a time. Samples of different shapes never share a batch,
-so that texts of every length can be given.
+Only what belongs to one batch is in memory at a time. Samples of different shapes never share a
+batch, so that texts of every length can be given.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def batches_of(
         # Samples that cannot be collated once are not tried again, and reported once.
         while pool.refused != text:
             try:
-                one = next(samples, None)
+                item = next(samples, None)
             except Exception as error:  # noqa: BLE001 - reported for the input, with its cause
                 _raise_if_of_all(error)
                 # Earlier inputs are computed before this is reported: all comes in order.
@@ -75,9 +75,9 @@ def batches_of(
                 if pool.refused != text:
                     yield UnreadableInput(text, error)
                 break
-            if one is None:
+            if item is None:
                 break
-            yield from pool.take(*one)
+            yield from pool.take(*item)
     yield from pool.emptied()
 
 
@@ -135,10 +135,10 @@ class _Pool:
             self._kind = kind
         done = 0
         while done < len(rows):
-            taken = min(self._batch_size - len(self._rows), len(rows) - done)
-            self._rows += rows[done : done + taken]
-            self._parts.append(_slice(content, done, done + taken) if is_tensors else content)
-            done += taken
+            count = min(self._batch_size - len(self._rows), len(rows) - done)
+            self._rows += rows[done : done + count]
+            self._parts.append(_slice(content, done, done + count) if is_tensors else content)
+            done += count
             if len(self._rows) == self._batch_size:
                 yield from self.emptied()
                 if self.refused == rows[0][0]:
@@ -161,21 +161,22 @@ class _Pool:
         """A batch of samples; where that fails, one of each input's, to find whose fault it is."""
         texts = list(dict.fromkeys(text for text, _ in rows))
         try:
-            found: InputBatch | UnreadableInput = InputBatch(
+            result: InputBatch | UnreadableInput = InputBatch(
                 rows, (self._collate or _together)(samples)
             )
         except Exception as error:  # noqa: BLE001 - reported for the input, with its cause
             _raise_if_of_all(error)
             if len(texts) > 1:
                 for text in texts:
-                    own = [place for place, (one, _) in enumerate(rows) if one == text]
+                    own = [index for index, (row_text, _) in enumerate(rows) if row_text == text]
                     yield from self._collated(
-                        [rows[one] for one in own], [samples[one] for one in own]
+                        [rows[row_text] for row_text in own],
+                        [samples[row_text] for row_text in own],
                     )
                 return
             self.refused = texts[0]
-            found = UnreadableInput(texts[0], error)
-        yield found
+            result = UnreadableInput(texts[0], error)
+        yield result
 
 
 def _together(samples: list[Any]) -> Any:
@@ -188,7 +189,8 @@ def _together(samples: list[Any]) -> Any:
 def _shapes(content: Any, *, is_batch: bool) -> tuple[Any, ...]:
     """The shape and type that all samples of a batch must share."""
     return tuple(
-        (one.dtype, one.shape[1:] if is_batch else one.shape) for one in tensors_in(content)
+        (tensor.dtype, tensor.shape[1:] if is_batch else tensor.shape)
+        for tensor in tensors_in(content)
     )
 
 

@@ -29,7 +29,7 @@ class Output(Protocol):
 
     path: Path | None
 
-    def take(self, rows: list[Row], found: Any) -> None:
+    def take(self, rows: list[Row], predictions: Any) -> None:
         """Takes the predictions of a batch, in order."""
         ...
 
@@ -45,44 +45,44 @@ class RowFormat:
         self._labels = labels
         self._top = top
 
-    def rows(self, rows: list[Row], found: Any) -> list[Predicted]:
+    def rows(self, rows: list[Row], predictions: Any) -> list[Predicted]:
         """A line for each sample."""
-        values = rows_of(found, len(rows), self._labels, self._top)
+        values = rows_of(predictions, len(rows), self._labels, self._top)
         return [
-            Predicted(input=text, row=row, values=one)
-            for (text, row), one in zip(rows, values, strict=True)
+            Predicted(input=text, row=row, values=row_values)
+            for (text, row), row_values in zip(rows, values, strict=True)
         ]
 
 
 def open_output(
-    text: str | None, inputs: Sequence[str], telling: RowFormat, tell: Callable[[Answer], None]
+    text: str | None, inputs: Sequence[str], row_format: RowFormat, send: Callable[[Answer], None]
 ) -> Output:
     """Opens the destination of predictions.
 
     Args:
         text: a file or folder; None sends them to the parent process.
         inputs: what was typed; none of these may be written over.
-        telling: turns them into rows.
-        tell: sends a line to the parent process.
+        row_format: turns them into rows.
+        send: sends a line to the parent process.
 
     Raises:
         UsageError: output-is-an-input.
     """
     if text is None:
-        return _ToParent(telling, tell)
+        return _ToParent(row_format, send)
     path = Path(text).expanduser().absolute()
-    taken = {Path(one).absolute() for one in inputs}
-    _refuse_input(path, taken)
+    input_paths = {Path(name).absolute() for name in inputs}
+    _refuse_input(path, input_paths)
     if path.suffix == ".npy":
         return _Array(path)
     if path.suffix in (".jsonl", ".csv"):
         file: RowFile = JsonRows(path) if path.suffix == ".jsonl" else CsvRows(path)
-        return _Rows(path, telling, file)
-    return _Folder(path, telling, taken)
+        return _Rows(path, row_format, file)
+    return _Folder(path, row_format, input_paths)
 
 
-def _refuse_input(path: Path, taken: set[Path]) -> None:
-    if path in taken:
+def _refuse_input(path: Path, input_paths: set[Path]) -> None:
+    if path in input_paths:
         raise UsageError(
             "output-is-an-input",
             f"the predictions would overwrite the input {path}.",
@@ -93,15 +93,15 @@ def _refuse_input(path: Path, taken: set[Path]) -> None:
 class _ToParent:
     """Every prediction is a line."""
 
-    def __init__(self, telling: RowFormat, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, row_format: RowFormat, send: Callable[[Answer], None]) -> None:
         self.path: Path | None = None
-        self._telling = telling
-        self._tell = tell
+        self._row_format = row_format
+        self._send = send
 
-    def take(self, rows: list[Row], found: Any) -> None:
-        for line in self._telling.rows(rows, found):
+    def take(self, rows: list[Row], predictions: Any) -> None:
+        for line in self._row_format.rows(rows, predictions):
             _refuse_pictures(line)
-            self._tell(line)
+            self._send(line)
 
     def close(self, *, is_whole: bool) -> None:
         pass
@@ -110,13 +110,13 @@ class _ToParent:
 class _Rows:
     """Every prediction is a row of a file."""
 
-    def __init__(self, path: Path, telling: RowFormat, file: RowFile) -> None:
+    def __init__(self, path: Path, row_format: RowFormat, file: RowFile) -> None:
         self.path: Path | None = path
-        self._telling = telling
+        self._row_format = row_format
         self._file = file
 
-    def take(self, rows: list[Row], found: Any) -> None:
-        for line in self._telling.rows(rows, found):
+    def take(self, rows: list[Row], predictions: Any) -> None:
+        for line in self._row_format.rows(rows, predictions):
             _refuse_pictures(line)
             self._file.append({"input": line.input, "row": line.row, **line.values})
 
@@ -130,14 +130,22 @@ class _Array:
     def __init__(self, path: Path) -> None:
         # Without a single row the dtype is unknown: nothing is written.
         self.path: Path | None = None
-        self._place = path
+        self._path = path
         self._file: NpyRows | None = None
         self._kind: Any = None
 
-    def take(self, rows: list[Row], found: Any) -> None:
-        kind = (found.dtype, found.shape[1:]) if isinstance(found, Tensor) else type(found)
+    def take(self, rows: list[Row], predictions: Any) -> None:
+        kind = (
+            (predictions.dtype, predictions.shape[1:])
+            if isinstance(predictions, Tensor)
+            else type(predictions)
+        )
         self._kind = self._kind or kind
-        if not isinstance(found, Tensor) or found.dtype not in _NPY_TYPES or kind != self._kind:
+        if (
+            not isinstance(predictions, Tensor)
+            or predictions.dtype not in _NPY_TYPES
+            or kind != self._kind
+        ):
             raise UsageError(
                 "output-cannot-hold-it",
                 "these predictions do not form a single array of numbers.",
@@ -147,10 +155,12 @@ class _Array:
                 fix="write them as .jsonl or .csv",
             )
         if self._file is None:
-            self._file = NpyRows(self._place, _NPY_TYPES[found.dtype], tuple(found.shape[1:]))
-            self.path = self._place
-        content = bytes(found.contiguous().flatten().view(torch.uint8).numpy())
-        self._file.append_bytes(content, len(found))
+            self._file = NpyRows(
+                self._path, _NPY_TYPES[predictions.dtype], tuple(predictions.shape[1:])
+            )
+            self.path = self._path
+        content = bytes(predictions.contiguous().flatten().view(torch.uint8).numpy())
+        self._file.append_bytes(content, len(predictions))
 
     def close(self, *, is_whole: bool) -> None:
         if self._file is not None:
@@ -160,18 +170,18 @@ class _Array:
 class _Folder:
     """A folder with `predictions.jsonl`, and a PNG file for each prediction that is a picture."""
 
-    def __init__(self, path: Path, telling: RowFormat, taken: set[Path]) -> None:
+    def __init__(self, path: Path, row_format: RowFormat, input_paths: set[Path]) -> None:
         self.path: Path | None = path
         self._folder = path
-        self._telling = telling
-        self._taken = taken
+        self._row_format = row_format
+        self._input_paths = input_paths
         self._used: set[str] = set()
         with atomic_files.mapped_os_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         self._file = JsonRows(path / ROWS_IN_FOLDER)
 
-    def take(self, rows: list[Row], found: Any) -> None:
-        for line in self._telling.rows(rows, found):
+    def take(self, rows: list[Row], predictions: Any) -> None:
+        for line in self._row_format.rows(rows, predictions):
             values = {
                 name: self._write(value, line) if is_picture(value) else value
                 for name, value in line.values.items()
@@ -189,7 +199,7 @@ class _Folder:
         while name in self._used:
             name, number = f"{stem}-{number}.png", number + 1
         self._used.add(name)
-        _refuse_input(self._folder / name, self._taken)
+        _refuse_input(self._folder / name, self._input_paths)
         content = io.BytesIO()
         picture.save(content, format="PNG")
         atomic_files.write_atomically(self._folder / name, content.getvalue())

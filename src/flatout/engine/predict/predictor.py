@@ -33,7 +33,7 @@ from flatout.engine.runtime.device import chosen_device
 from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.session.load_experiment import load_experiment, stored_spec
 from flatout.engine.session.session import process_settings
-from flatout.engine.session.validation import Measured, measure
+from flatout.engine.session.validation import ValidationResult, measure
 from flatout.engine.tensors.nested import placer
 from flatout.engine.training.run_checks import versions_here
 from flatout.engine.training.weights_file import load_weights, read_weights
@@ -101,24 +101,24 @@ class Predictor:
             ValueError: the data is empty.
         """
         size = batch_size or self.experiment.batch_size
-        found = []
+        predictions = []
         with self._fitted():
             for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
                 if isinstance(batch, UnreadableInput):
                     raise batch.error
-                found.append(self.compute(batch.content, len(batch.rows)))
-        return _joined(found)
+                predictions.append(self.compute(batch.content, len(batch.rows)))
+        return _joined(predictions)
 
     def compute(self, batch: Any, num_samples: int) -> Any:
         """The experiment's prediction for one batch in the computer's memory."""
-        place = placer(self.device, self.recipe.memory_format.value == "channels_last")
+        to_device = placer(self.device, self.recipe.memory_format.value == "channels_last")
         with process_settings(self.recipe), torch.inference_mode():
-            placed = place(batch) if place is not None else batch
+            placed = to_device(batch) if to_device is not None else batch
             with precision.autocast(self.recipe.precision.value, self.device)():
-                found = (self.experiment.predict or self._plain)(self.model, placed)
-            return _on_cpu(found, num_samples)
+                predictions = (self.experiment.predict or self._plain)(self.model, placed)
+            return _on_cpu(predictions, num_samples)
 
-    def evaluate(self, *, batch_size: int | None = None) -> Measured:
+    def evaluate(self, *, batch_size: int | None = None) -> ValidationResult:
         """The metrics over the whole validation data, as a validation in training computes them.
 
         Args:
@@ -146,7 +146,7 @@ class Predictor:
                     "--init",
                 )
             try:
-                return measure(_Kept(self, experiment, feed))
+                return measure(_SavedWeights(self, experiment, feed))
             finally:
                 feed.close()
 
@@ -156,27 +156,27 @@ class Predictor:
     def _plain(self, model: nn.Module, batch: Any) -> Any:
         """The output of the model, for an experiment without `predict`."""
         if isinstance(batch, Mapping):
-            found = model(**batch)
+            output = model(**batch)
         else:
-            found = model(*batch) if isinstance(batch, list | tuple) else model(batch)
-        if isinstance(found, Mapping) and "logits" in found:
+            output = model(*batch) if isinstance(batch, list | tuple) else model(batch)
+        if isinstance(output, Mapping) and "logits" in output:
             # The models of the transformers library.
-            found = found["logits"]
+            output = output["logits"]
         labels = self.experiment.labels
-        is_scores = isinstance(found, Tensor) and found.dim() == 2
-        if labels is not None and is_scores and found.shape[1] == len(labels):
-            return found.float().softmax(dim=1)
-        return found
+        is_scores = isinstance(output, Tensor) and output.dim() == 2
+        if labels is not None and is_scores and output.shape[1] == len(labels):
+            return output.float().softmax(dim=1)
+        return output
 
 
-class _Kept:
+class _SavedWeights:
     """Kept weights as validation sees them."""
 
     def __init__(self, predictor: Predictor, experiment: Experiment, feed: Feed) -> None:
         recipe = predictor.recipe
         self.experiment = experiment
         self.validation_feed: Feed | None = feed
-        self.place = placer(predictor.device, recipe.memory_format.value == "channels_last")
+        self.to_device = placer(predictor.device, recipe.memory_format.value == "channels_last")
         self.autocast = precision.autocast(recipe.precision.value, predictor.device)
         self._model = predictor.model
 
@@ -221,10 +221,10 @@ def load(
             experiment = _rebuilt(folder, spec, parameters or {}, experiment)
         trained = _recipe_of(folder, step)
         recipe, findings = _recipe_here(trained, fixed_fields(use, device))
-        place = chosen_device(recipe.device.value)
-        with rng.untouched_generators(place):
+        torch_device = chosen_device(recipe.device.value)
+        with rng.untouched_generators(torch_device):
             rng.seed_generators(rng.mixed_seed(spec.seed, "model"))
-            model = check_model(experiment.model(), experiment).to(place)
+            model = check_model(experiment.model(), experiment).to(torch_device)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     load_weights(model, tensors, folder.weights, are_own=True)
@@ -232,11 +232,11 @@ def load(
         model=model.eval(),
         experiment=experiment,
         recipe=recipe,
-        device=place,
+        device=torch_device,
         step=step,
         recorded=_recorded(folder, step),
         findings=tuple(findings),
-        differences=tuple(_differences(folder, trained, recipe, place)),
+        differences=tuple(_differences(folder, trained, recipe, torch_device)),
         seed=spec.seed,
         folder=folder,
     )
@@ -261,20 +261,20 @@ def _rebuilt(
     """The experiment the run was started with, except for these parameters; or that of a source,
     a built-in's name or a file.
     """
-    given = spec.parameters | dict(parameters)
+    merged = spec.parameters | dict(parameters)
     if source is not None:
         path = Path(source).expanduser().absolute()
         file = str(path) if path.suffix == ".py" else None
         name = str(source) if file is None else path.stem
-        return load_experiment(ExperimentSpec(name=name, file=file, parameters=given))
+        return load_experiment(ExperimentSpec(name=name, file=file, parameters=merged))
     if spec.name == "notebook" and spec.file is None:
         raise UsageError(
             "experiment-not-kept",
             f"run {folder.path.name} was created in a notebook and has no experiment file.",
             fix="load it there: flatout.engine.load(run, experiment=...)",
         )
-    kept = msgspec.structs.replace(stored_spec(folder, spec), parameters=given)
-    return load_experiment(kept, copy_of=spec.file)
+    stored = msgspec.structs.replace(stored_spec(folder, spec), parameters=merged)
+    return load_experiment(stored, copy_of=spec.file)
 
 
 def _recipe_of(folder: RunFolder, step: int) -> Recipe:
@@ -354,26 +354,32 @@ def _without_effect(name: str) -> Finding:
 
 def _recorded(folder: RunFolder, step: int) -> dict[str, float | None]:
     lines = each_line(folder.metrics, Metric, [b'"validated"'])
-    found = [line.metrics for line in lines if isinstance(line, Validated) and line.step == step]
-    return dict(found[-1]) if found else {}
+    metrics = [line.metrics for line in lines if isinstance(line, Validated) and line.step == step]
+    return dict(metrics[-1]) if metrics else {}
 
 
-def _on_cpu(found: Any, num_samples: int) -> Any:
+def _on_cpu(predictions: Any, num_samples: int) -> Any:
     """Predictions as they leave the device: tensors of numbers that Python knows, and lists."""
-    if isinstance(found, Mapping):
-        parts = {name: part for name, part in found.items() if isinstance(part, Tensor | list)}
+    if isinstance(predictions, Mapping):
+        parts = {
+            name: part for name, part in predictions.items() if isinstance(part, Tensor | list)
+        }
         if parts:
             return {str(name): _on_cpu(part, num_samples) for name, part in parts.items()}
-    if isinstance(found, Tensor) and found.dim() > 0 and len(found) == num_samples:
-        is_short = found.dtype in (torch.bfloat16, torch.float16)
-        return (found.float() if is_short else found).cpu()
-    if isinstance(found, list | tuple) and len(found) == num_samples:
-        return list(found)
-    what = kind_text(found)
-    if isinstance(found, Tensor):
-        what = f"a tensor of shape {tuple(found.shape)}"
-    elif isinstance(found, list | tuple):
-        what += f" of length {len(found)}"
+    if (
+        isinstance(predictions, Tensor)
+        and predictions.dim() > 0
+        and len(predictions) == num_samples
+    ):
+        is_short = predictions.dtype in (torch.bfloat16, torch.float16)
+        return (predictions.float() if is_short else predictions).cpu()
+    if isinstance(predictions, list | tuple) and len(predictions) == num_samples:
+        return list(predictions)
+    what = kind_text(predictions)
+    if isinstance(predictions, Tensor):
+        what = f"a tensor of shape {tuple(predictions.shape)}"
+    elif isinstance(predictions, list | tuple):
+        what += f" of length {len(predictions)}"
     raise UsageError(
         "bad-prediction",
         f"{what} was predicted for a batch of {counted_text(num_samples, 'sample')}.",

@@ -14,7 +14,7 @@ from flatout.schema.units import counted_text
 
 
 def rows_of(
-    found: Any, num_samples: int, labels: Sequence[str] | None, top: int
+    predictions: Any, num_samples: int, labels: Sequence[str] | None, top: int
 ) -> list[dict[str, Any]]:
     """A row for each sample.
 
@@ -23,16 +23,16 @@ def rows_of(
     stay as they are.
 
     Args:
-        found: a tensor or list with an entry for each sample, or a dict of such.
+        predictions: a tensor or list with an entry for each sample, or a dict of such.
         num_samples: how many.
         labels: names of the classes, or None.
-        top: how many classes to tell of each sample.
+        top: how many classes to list for each sample.
 
     Raises:
         UsageError: bad-prediction.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(num_samples)]
-    parts = found if isinstance(found, dict) else {"prediction": found}
+    parts = predictions if isinstance(predictions, dict) else {"prediction": predictions}
     for name, part in parts.items():
         for row, values in zip(rows, _values(name, part, labels, top), strict=True):
             row |= values
@@ -98,8 +98,8 @@ def _classes(
     rows = []
     for row_values, row_numbers in zip(values.tolist(), numbers.tolist(), strict=True):
         row: dict[str, Any] = {}
-        for place, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
-            end = "" if place == 0 else f"_{place + 1}"
+        for rank, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
+            end = "" if rank == 0 else f"_{rank + 1}"
             row |= {f"{prefix}label{end}": labels[number], f"{prefix}probability{end}": value}
         rows.append(row)
     return rows

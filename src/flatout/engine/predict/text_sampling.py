@@ -36,7 +36,7 @@ def sampled_tokens(
         Prompt and new tokens (sequences, length + num_tokens), int64.
     """
     tokens = prompt.long()
-    dice = torch.Generator(tokens.device).manual_seed(seed)
+    generator = torch.Generator(tokens.device).manual_seed(seed)
     for _ in range(num_tokens):
         scores = next_scores(tokens).float()
         if temperature == 0:
@@ -46,6 +46,6 @@ def sampled_tokens(
                 least = scores.topk(top_k, dim=1).values[:, -1:]
                 scores = scores.masked_fill(scores < least, float("-inf"))
             shares = torch.softmax(scores / temperature, dim=1)
-            drawn = torch.multinomial(shares, 1, generator=dice)
+            drawn = torch.multinomial(shares, 1, generator=generator)
         tokens = torch.cat([tokens, drawn], dim=1)
     return tokens

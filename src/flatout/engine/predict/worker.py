@@ -1,7 +1,7 @@
 """The process that predicts and evaluates: `python -m flatout.engine.predict.worker`.
 
-Started by the command line. A question comes as a line of JSON on standard input, which then stays
-open: its end means that the parent no longer waits. Answers go out as JSON lines. What the
+Started by the command line. A request comes as a line of JSON on standard input, which then stays
+open: its end means that the parent no longer waits. Replies go out as JSON lines. What the
 experiment's own code prints goes to standard error.
 """
 
@@ -47,131 +47,135 @@ from flatout.system.store.run_folder import RunFolder
 _COUNTED_EVERY_S = 0.5
 
 
-class Answers:
+class ReplyWriter:
     """Lines to the parent process."""
 
     def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
 
-    def tell(self, line: Answer) -> None:
-        """Says a line; predictions come together at the end of their batch."""
+    def write(self, line: Answer) -> None:
+        """Writes a line; predictions come together at the end of their batch."""
         self._lines.write(line, is_flushed=not isinstance(line, Predicted))
 
     def flush(self) -> None:
-        """Sends what was said."""
+        """Sends what was written."""
         self._lines.flush()
 
 
 def main() -> int:
-    """Answers one question; gives the exit code."""
+    """Handles one request; gives the exit code."""
     stdio = JsonStdio()
-    answers = Answers(stdio.answers)
+    replies = ReplyWriter(stdio.answers)
     try:
-        question = stdio.read(Question)
+        request = stdio.read(Question)
         stdio.exit_when_closed()
-        answer(question, answers)
+        handle(request, replies)
     except BrokenPipeError:
         return 1
     except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception is reported
         traceback.print_exc()
-        broken = _broken(error)
-        answers.tell(broken)
-        return broken.exit_code
+        failure = _failure(error)
+        replies.write(failure)
+        return failure.exit_code
     return 0
 
 
-def answer(question: Question, answers: Answers) -> None:
+def handle(request: Question, replies: ReplyWriter) -> None:
     """Predicts or evaluates, and sends the results.
 
     Raises:
         UsageError, RunFailed: the request is invalid, or could not continue.
     """
-    with fitted_for(RunFolder(Path(question.folder))):
-        (_evaluate if question.verb == "evaluate" else _predict)(question, answers)
+    with fitted_for(RunFolder(Path(request.folder))):
+        (_evaluate if request.verb == "evaluate" else _predict)(request, replies)
 
 
-def _load(question: Question, answers: Answers) -> Predictor:
-    found = load(
-        question.folder,
-        use=question.fixed,
-        parameters=question.parameters,
-        experiment=question.experiment,
+def _load(request: Question, replies: ReplyWriter) -> Predictor:
+    predictor = load(
+        request.folder,
+        use=request.fixed,
+        parameters=request.parameters,
+        experiment=request.experiment,
     )
-    for finding in found.findings:
-        answers.tell(Noted(finding=finding))
-    answers.tell(
+    for finding in predictor.findings:
+        replies.write(Noted(finding=finding))
+    replies.write(
         Loaded(
-            step=found.step,
-            recorded=found.recorded,
-            device=str(found.device),
-            precision=found.recipe.precision.value,
-            unit=found.experiment.unit,
-            num_inputs=len(question.inputs),
-            longest_input=max(map(len, question.inputs), default=0),
+            step=predictor.step,
+            recorded=predictor.recorded,
+            device=str(predictor.device),
+            precision=predictor.recipe.precision.value,
+            unit=predictor.experiment.unit,
+            num_inputs=len(request.inputs),
+            longest_input=max(map(len, request.inputs), default=0),
         )
     )
-    return found
+    return predictor
 
 
-def _evaluate(question: Question, answers: Answers) -> None:
-    predictor = _load(question, answers)
-    measured = predictor.evaluate(batch_size=question.batch_size)
-    told = {name: value if isfinite(value) else None for name, value in measured.metrics.items()}
+def _evaluate(request: Question, replies: ReplyWriter) -> None:
+    predictor = _load(request, replies)
+    measured = predictor.evaluate(batch_size=request.batch_size)
+    metrics = {name: value if isfinite(value) else None for name, value in measured.metrics.items()}
     labels, step = predictor.experiment.labels, predictor.step
     classes = [
         classified(name, confusion, labels, step, 0)
         for name, confusion in measured.confusions.items()
     ]
     differences = [*predictor.differences]
-    differences += [f"{name}={value}" for name, value in question.parameters.items()]
-    if question.experiment is not None:
-        differences.append(f"experiment={question.experiment}")
-    if question.batch_size is not None:
-        differences.append(f"batch_size={question.batch_size}")
-    answers.tell(Evaluated(metrics=told, differences=tuple(differences), classified=tuple(classes)))
+    differences += [f"{name}={value}" for name, value in request.parameters.items()]
+    if request.experiment is not None:
+        differences.append(f"experiment={request.experiment}")
+    if request.batch_size is not None:
+        differences.append(f"batch_size={request.batch_size}")
+    replies.write(
+        Evaluated(metrics=metrics, differences=tuple(differences), classified=tuple(classes))
+    )
 
 
-def _predict(question: Question, answers: Answers) -> None:
-    predictor = _load(question, answers)
+def _predict(request: Question, replies: ReplyWriter) -> None:
+    predictor = _load(request, replies)
     experiment = predictor.experiment
-    if experiment.labels is None and question.top > 1:
-        answers.tell(Noted(finding=_TOP_WITHOUT_LABELS))
-    telling = RowFormat(experiment.labels, question.top)
-    output = open_output(question.output, question.inputs, telling, answers.tell)
+    if experiment.labels is None and request.top > 1:
+        replies.write(Noted(finding=_TOP_WITHOUT_LABELS))
+    row_format = RowFormat(experiment.labels, request.top)
+    output = open_output(request.output, request.inputs, row_format, replies.write)
     is_whole = False
     try:
-        _predict_all(question, predictor, output, answers)
+        _predict_all(request, predictor, output, replies)
         is_whole = True
     finally:
         output.close(is_whole=is_whole)
     if output.path is not None:
-        answers.tell(Written(path=str(output.path)))
+        replies.write(Written(path=str(output.path)))
 
 
 def _predict_all(
-    question: Question, predictor: Predictor, output: Output, answers: Answers
+    request: Question, predictor: Predictor, output: Output, replies: ReplyWriter
 ) -> None:
     experiment = predictor.experiment
     read = experiment.predict_data or read_tensors
-    size = question.batch_size or experiment.batch_size
-    places = {text: number for number, text in enumerate(question.inputs, start=1)}
-    num_samples, told_s = 0, elapsed_s()
+    size = request.batch_size or experiment.batch_size
+    input_numbers = {text: number for number, text in enumerate(request.inputs, start=1)}
+    num_samples, reported_s = 0, elapsed_s()
     rng.seed_generators(rng.mixed_seed(predictor.seed, "prediction"))
-    for batch in batches_of(question.inputs, read, size, experiment.collate):
+    for batch in batches_of(request.inputs, read, size, experiment.collate):
         if isinstance(batch, UnreadableInput):
-            answers.tell(Refused(input=batch.text, finding=_not_readable(batch)))
+            replies.write(Refused(input=batch.text, finding=_not_readable(batch)))
             continue
-        found = _computed(predictor, batch, answers)
-        if found is not None:
-            output.take(batch.rows, found)
+        predictions = _computed(predictor, batch, replies)
+        if predictions is not None:
+            output.take(batch.rows, predictions)
             num_samples += len(batch.rows)
-        answers.flush()
-        if elapsed_s() - told_s >= _COUNTED_EVERY_S:
-            told_s = elapsed_s()
-            answers.tell(Counted(num_inputs=places[batch.rows[-1][0]], num_samples=num_samples))
+        replies.flush()
+        if elapsed_s() - reported_s >= _COUNTED_EVERY_S:
+            reported_s = elapsed_s()
+            replies.write(
+                Counted(num_inputs=input_numbers[batch.rows[-1][0]], num_samples=num_samples)
+            )
 
 
-def _computed(predictor: Predictor, batch: InputBatch, answers: Answers) -> object:
+def _computed(predictor: Predictor, batch: InputBatch, replies: ReplyWriter) -> object:
     """A batch's predictions; None where its samples do not go through the model."""
     try:
         return predictor.compute(batch.content, len(batch.rows))
@@ -183,7 +187,7 @@ def _computed(predictor: Predictor, batch: InputBatch, answers: Answers) -> obje
         # Reported for these inputs; others may have another shape.
         traceback.print_exc()
         for text in dict.fromkeys(text for text, _ in batch.rows):
-            answers.tell(Refused(input=text, finding=_does_not_fit(text, batch, error)))
+            replies.write(Refused(input=text, finding=_does_not_fit(text, batch, error)))
         return None
 
 
@@ -231,15 +235,17 @@ def _one_line(error: Exception) -> str:
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
-def _broken(error: BaseException) -> Broken:
-    """Why nothing more comes."""
-    news = to_flatout_error(error)
-    if news is None:
+def _failure(error: BaseException) -> Broken:
+    """The line that says why nothing more comes."""
+    known_error = to_flatout_error(error)
+    if known_error is None:
         return Broken(finding=internal_error(error), exit_code=3)
-    if news.rule == "out-of-memory":
+    if known_error.rule == "out-of-memory":
         fix = "use a smaller batch: --batch-size N"
-        news = RunFailed(news.rule, news.problem, because=news.because, fix=fix)
-    return Broken(finding=finding_from(news), exit_code=news.exit_code)
+        known_error = RunFailed(
+            known_error.rule, known_error.problem, because=known_error.because, fix=fix
+        )
+    return Broken(finding=finding_from(known_error), exit_code=known_error.exit_code)
 
 
 _TOP_WITHOUT_LABELS = option_without_effect(

@@ -25,8 +25,8 @@ def compiling_findings(recipe: Recipe, facts: ExperimentFacts) -> list[Finding]:
     """
     compiled, mode = recipe.compiled.value, recipe.compile_mode.value
     if compiled == "off":
-        is_asked = recipe.compile_mode.origin == "yours" and mode != "default"
-        return [_UNUSED_MODE] if is_asked else []
+        is_requested = recipe.compile_mode.origin == "yours" and mode != "default"
+        return [_UNUSED_MODE] if is_requested else []
     reason, fix = why_not_compiled(facts.device), "leave it out, or use off"
     if facts.has_own_step:
         reason = "the experiment's own step makes its updates itself, with arbitrary calls"

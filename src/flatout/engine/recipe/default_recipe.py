@@ -56,8 +56,8 @@ def chosen_recipe(facts: ExperimentFacts, fixed: dict[str, Any]) -> Recipe:
 def num_pinned_cpus(recipe: Recipe, facts: ExperimentFacts) -> int | None:
     """The number of CPUs that the recipe's threads keep to; None if it sets no limit."""
     value = recipe.cpu_affinity.value
-    is_kept = value != "all" and facts.topology.problem is None
-    return len(facts.topology.chosen(value)) if is_kept else None
+    has_limit = value != "all" and facts.topology.problem is None
+    return len(facts.topology.chosen(value)) if has_limit else None
 
 
 def changed_recipe(recipe: Recipe, fixed: dict[str, Any]) -> Recipe:

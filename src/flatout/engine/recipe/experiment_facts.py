@@ -74,14 +74,14 @@ def check_model(model: Any, experiment: Experiment) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         return model
-    place = location_of(experiment.model)
+    location = location_of(experiment.model)
     fix = "return the model: a torch.nn.Module"
     if isinstance(model, type):
         fix = f"return one: {model.__name__}(...)"
     raise UsageError(
         "bad-experiment",
         f"`model` returned {kind_text(model)}, not a torch.nn.Module.",
-        because=place.with_code if place is not None else None,
+        because=location.with_code if location is not None else None,
         fix=fix,
     )
 

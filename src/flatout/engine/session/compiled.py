@@ -21,7 +21,9 @@ _NUM_SEEN = 4
 def compilers(session: Session) -> list[Compiler]:
     """The compilers of a session's loss and optimizer step, if its recipe compiles them."""
     of_loss = session.loss.compiler if session.loss is not None else None
-    return [one for one in (of_loss, session.optimizer_steps.compiler) if one is not None]
+    return [
+        compiler for compiler in (of_loss, session.optimizer_steps.compiler) if compiler is not None
+    ]
 
 
 @contextlib.contextmanager

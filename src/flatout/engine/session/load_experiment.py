@@ -34,11 +34,11 @@ def load_experiment(spec: ExperimentSpec, *, copy_of: str | None = None) -> Expe
     module = _load_module(spec, copy_of)
     made = module.experiment(**spec.parameters)
     if not isinstance(made, Experiment):
-        place = location_of(module.experiment)
+        location = location_of(module.experiment)
         raise UsageError(
             "bad-experiment",
             f"`experiment()` in {spec.file or spec.name} returned {kind_text(made)}.",
-            because=place.with_code if place is not None else None,
+            because=location.with_code if location is not None else None,
             fix=_right_return(made),
         )
     return made
@@ -47,7 +47,7 @@ def load_experiment(spec: ExperimentSpec, *, copy_of: str | None = None) -> Expe
 def _right_return(made: Any) -> str:
     if made is None:
         return "write `return` before flatout.Experiment(...)"
-    if isinstance(made, tuple) and any(isinstance(one, Experiment) for one in made):
+    if isinstance(made, tuple) and any(isinstance(item, Experiment) for item in made):
         return "remove the comma after Experiment(...): it makes a tuple"
     return "return a flatout.Experiment(...)"
 
@@ -123,13 +123,13 @@ def _import_copy(path: Path, copy_of: str) -> ModuleType:
     name = path.stem
     # First, so that a loader's worker that imports it by name finds this one.
     sys.path.insert(0, str(path.parent))
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
     module.__file__ = copy_of
     # In place of another run's copy, which has the same name.
     sys.modules[name] = module
-    found.loader.exec_module(module)
+    module_spec.loader.exec_module(module)
     return module
 
 
@@ -142,20 +142,24 @@ def _import_by_name(path: Path) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found = None
+    module_spec = None
     if "." not in name and name not in sys.builtin_module_names:
         loaded = sys.modules.get(name)
-        found = loaded.__spec__ if loaded else importlib.util.find_spec(name)
-    if found is None or not found.origin or not _is_same_file(Path(found.origin), path):
+        module_spec = loaded.__spec__ if loaded else importlib.util.find_spec(name)
+    if (
+        module_spec is None
+        or not module_spec.origin
+        or not _is_same_file(Path(module_spec.origin), path)
+    ):
         raise UsageError(
             "experiment-name-taken",
             f"an experiment cannot be named `{path.name}`.",
             because="its name must be importable, and not that of another Python module "
-            f"({found.origin if found else name})",
+            f"({module_spec.origin if module_spec else name})",
             fix="rename the file, to my_experiment.py for example",
         )
     return importlib.import_module(name)
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _is_same_file(path: Path, other_path: Path) -> bool:
+    return path.exists() and other_path.exists() and path.samefile(other_path)

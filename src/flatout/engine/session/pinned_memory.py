@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.child_query import query_in_child
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.schema.recipe import Choice, Recipe
 from flatout.schema.units import bytes_text
 from flatout.system.exit_code import end
@@ -28,13 +28,13 @@ from flatout.system.wsl import is_wsl
 # Starting Python, torch and CUDA takes most of it.
 _LIMIT_S = 60.0
 
-# Asked for at least: what smaller batches come to in the course of an epoch.
+# Tried at least: what smaller batches come to in the course of an epoch.
 _LEAST_BYTES = 64 * 2**20
 # Batches that are pinned at a time, in addition to those that the workers have ready.
 _IN_USE = 2
 
 
-def with_pinning_tried(recipe: Recipe, built: Built) -> Recipe:
+def with_pinning_tried(recipe: Recipe, built: BuiltExperiment) -> Recipe:
     """The recipe, without pinned memory where flatout has chosen it and it is not available."""
     chosen = recipe.loader_pin_memory
     if not chosen.value or chosen.origin == "yours":
@@ -46,7 +46,7 @@ def with_pinning_tried(recipe: Recipe, built: Built) -> Recipe:
     return msgspec.structs.replace(recipe, loader_pin_memory=choice)
 
 
-def pinning_problem(built: Built, recipe: Recipe) -> str | None:
+def pinning_problem(built: BuiltExperiment, recipe: Recipe) -> str | None:
     """The reason why a loader's batches cannot be pinned here; None if they can, or need not be.
 
     Args:
@@ -62,19 +62,21 @@ def pinning_problem(built: Built, recipe: Recipe) -> str | None:
 
 @functools.cache
 def _problem_of(num_bytes: int) -> str | None:
-    told = query_in_child("flatout.engine.session.pinned_memory", str(num_bytes), limit_s=_LIMIT_S)
-    return problem_from_trial(told, num_bytes)
+    output = query_in_child(
+        "flatout.engine.session.pinned_memory", str(num_bytes), limit_s=_LIMIT_S
+    )
+    return problem_from_trial(output, num_bytes)
 
 
-def problem_from_trial(told: dict[str, Any] | str, num_bytes: int) -> str | None:
+def problem_from_trial(output: dict[str, Any] | str, num_bytes: int) -> str | None:
     """The answer of the test process, as the reason for not pinning; None if it works."""
-    problem = told if isinstance(told, str) else told.get("problem", "it gave no result")
+    problem = output if isinstance(output, str) else output.get("problem", "it gave no result")
     if problem is None:
         return None
     return f"pinning {bytes_text(num_bytes)} failed in a test under WSL: {problem}"
 
 
-def _sample_bytes(built: Built) -> int:
+def _sample_bytes(built: BuiltExperiment) -> int:
     """Bytes of the first sample, as far as it is tensors or arrays; 0 where reading it is a step
     of the training itself.
     """
@@ -99,7 +101,7 @@ def main(argv: list[str]) -> int:
         problem = "torch sees no GPU in the test process"
     else:
         try:
-            # In pieces, as batches are; all of them are held at the same time.
+            # In pieces, as batches are; all of them are kept at the same time.
             size = max(1, int(argv[0]) // 8)
             pieces = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(8)]
             for piece in pieces:

@@ -53,7 +53,7 @@ from flatout.schema.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltExperiment:
     """An experiment's live objects before a recipe is applied to them.
 
     graphs: what records work of the device; None where nothing can.
@@ -108,7 +108,7 @@ class Built:
         return self.caching if is_cached else None
 
     def num_updates(self, epochs: int | None, steps: int | None) -> int | None:
-        """Updates in so many epochs or steps; None where the data does not tell its length."""
+        """Updates in so many epochs or steps; None where the data has no length."""
         if steps is not None or epochs is None:
             return steps
         if self.facts.data_kind == "tensors":
@@ -126,7 +126,7 @@ def build(
     device_name: str | None,
     train_data: Any = None,
     layout: ModelLayout = ON_ONE_RANK,
-) -> Built:
+) -> BuiltExperiment:
     """Builds model, optimizer and training data, the same ones whenever the seed is the same.
 
     Args:
@@ -134,7 +134,7 @@ def build(
         seed: of the weights.
         device_name: as in a recipe; None takes the best device here.
         train_data: what its factory has given before, where it need not be called again.
-        layout: what is wished of the weights.
+        layout: how the weights are laid out.
     """
     device = chosen_device(device_name)
     use_device(device)
@@ -152,7 +152,7 @@ def build(
         train_data = built_data(experiment, experiment.train_data)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
     sharding = layout.spread(laid_out, optimizers, device) if is_spread else None
-    return Built(
+    return BuiltExperiment(
         experiment=experiment,
         seed=seed,
         device=device,
@@ -170,14 +170,16 @@ def _optimizers(experiment: Experiment, model: nn.Module) -> Optimizers:
     made = Optimizers(
         experiment.optimizer(model.named_parameters() if named else model.parameters())
     )
-    own = {id(one) for one in model.parameters()}
-    trained = (one for of in made for group in of.param_groups for one in group["params"])
-    if own and not any(id(one) in own for one in trained):
-        place = location_of(experiment.optimizer)
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = (
+        parameter for of in made for group in of.param_groups for parameter in group["params"]
+    )
+    if own and not any(id(parameter) in own for parameter in trained):
+        location = location_of(experiment.optimizer)
         raise UsageError(
             "bad-experiment",
             "`optimizer` trains none of the model's weights.",
-            because=place.with_code if place is not None else None,
+            because=location.with_code if location is not None else None,
             fix="pass the parameters that the function receives: "
             "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
         )
@@ -235,7 +237,7 @@ class Session:
         ranks: those that train together.
     """
 
-    def __init__(self, built: Built, recipe: Recipe, ranks: RankGroup = ALONE) -> None:
+    def __init__(self, built: BuiltExperiment, recipe: Recipe, ranks: RankGroup = ALONE) -> None:
         self.experiment = built.experiment
         self.recipe = recipe
         self.ranks = ranks
@@ -273,7 +275,7 @@ class Session:
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = TrainState()
         # Rules of warnings given once in a run, not after each validation.
-        self.told: set[str] = set()
+        self.warned_rules: set[str] = set()
         reading = FeedOptions(
             experiment=built.experiment,
             recipe=recipe,
@@ -288,7 +290,7 @@ class Session:
         loss = built.experiment.loss
         self.loss = StepLoss(loss, recipe) if loss is not None else None
         self.optimizer_steps = OptimizerSteps(recipe, lambda: self.position)
-        self.place = placer(self.device, is_channels_last)
+        self.to_device = placer(self.device, is_channels_last)
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
@@ -369,7 +371,7 @@ class Session:
             autocast=self.autocast,
             scaler=self.scaler,
             average=self.average,
-            place=self.place,
+            to_device=self.to_device,
             clip_norm=self.recipe.clip_norm.value,
             skips_nonfinite=self.recipe.nonfinite_loss.value == "skip",
             ranks=self.ranks,
@@ -394,11 +396,11 @@ class Session:
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite: a gradient may be where the loss is not."""
         own = [local_part(p) for p in self.model.parameters() if p.requires_grad]
-        trained: list[Tensor] = [one for one in own if one.numel()]
+        trained: list[Tensor] = [parameter for parameter in own if parameter.numel()]
         is_finite = True
         if trained:
-            largest = torch._foreach_norm(trained, float("inf"))
-            is_finite = bool(torch.stack([one.float() for one in largest]).isfinite().all())
+            norms = torch._foreach_norm(trained, float("inf"))
+            is_finite = bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
         return (
             is_finite
             if self.sharding is None

@@ -104,17 +104,17 @@ def _expanded_buffers_as_dense(model: nn.Module, weights: dict[str, Any]) -> Ite
     """Lets the expanded buffers of a state be loaded: nothing can be copied into them, since each
     element of their memory stands for several.
     """
-    found = [
+    expanded = [
         (module._buffers, name, buffer)
         for prefix, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and is_expanded(buffer)
         if (f"{prefix}.{name}" if prefix else name) in weights
     ]
-    for buffers, name, buffer in found:
+    for buffers, name, buffer in expanded:
         buffers[name] = buffer.contiguous()
     yield
-    for buffers, name, buffer in found:
+    for buffers, name, buffer in expanded:
         loaded = buffers[name]
         assert loaded is not None
         compact(buffer).copy_(compact(loaded.as_strided(buffer.shape, _strides(loaded, buffer))))

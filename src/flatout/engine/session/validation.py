@@ -51,12 +51,12 @@ _MOST_TEXTS = 16
 _MOST_CHARACTERS = 4_000
 
 
-class Judged(Protocol):
+class ValidationSubject(Protocol):
     """The subject of a validation: a session that trains, or the kept weights of a run."""
 
     experiment: Experiment
     validation_feed: Feed | None
-    place: Callable[[Any], Any] | None
+    to_device: Callable[[Any], Any] | None
     autocast: Callable[[], AbstractContextManager[Any]]
 
     def evaluated(self) -> AbstractContextManager[nn.Module]:
@@ -65,7 +65,7 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class ValidationResult:
     """The result of a validation: numbers and confusion matrices by the names of the metrics."""
 
     metrics: dict[str, float]
@@ -77,12 +77,12 @@ class Validator:
 
     Args:
         session: what is trained.
-        journal: where metrics are logged.
+        event_log: where metrics are logged.
     """
 
-    def __init__(self, session: Session, journal: EventLog) -> None:
+    def __init__(self, session: Session, event_log: EventLog) -> None:
         self._session = session
-        self._journal = journal
+        self._event_log = event_log
         self._best: Packed | None = None
 
     def validate(self) -> None:
@@ -99,15 +99,15 @@ class Validator:
 
     def _warn_uncached(self) -> None:
         problem = problem_of(self._session.validation_feed)
-        if problem is not None and problem.rule not in self._session.told:
-            self._session.told.add(problem.rule)
+        if problem is not None and problem.rule not in self._session.warned_rules:
+            self._session.warned_rules.add(problem.rule)
             error = UsageError(
                 problem.rule,
                 "the validation data is read by a DataLoader from now on.",
                 because=problem.because,
                 fix="leave `data_path` out, or use validation data without random augmentation",
             )
-            self._journal.warn_of(self._session.position.step, error)
+            self._event_log.warn_of(self._session.position.step, error)
 
     def _judge(self) -> None:
         session, position = self._session, self._session.position
@@ -132,7 +132,7 @@ class Validator:
             position.best_value, position.best_step = value, position.step
             position.best_name, position.best_loss = name, loss
             self._best = best if session.ranks.is_first else None
-        self._journal.metric(
+        self._event_log.metric(
             Validated(
                 at=now_s(),
                 step=position.step,
@@ -164,7 +164,7 @@ class Validator:
                     ),
                 )
             )
-        self._journal.metric(classified(name, confusion, labels, position.step, position.epoch))
+        self._event_log.metric(classified(name, confusion, labels, position.step, position.epoch))
 
     def _try_to_generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
         """Generates samples; retries once when out of memory, then skips them."""
@@ -195,23 +195,25 @@ class Validator:
                 # All ranks go through the model together, and must draw the same on the way.
                 seed = rng.mixed_seed(session.seed, "samples", session.position.step)
                 rng.seed_generators(seed)
-            given = generate(model)
-        texts = (given,) if isinstance(given, str) else given
+            generated = generate(model)
+        texts = (generated,) if isinstance(generated, str) else generated
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise UsageError(
                 "generate-gave-no-texts",
-                f"`generate` returned {type(given).__name__}, not a list of strings.",
+                f"`generate` returned {type(generated).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
-        kept = tuple(_kept_text(text) for text in texts[:_MOST_TEXTS])
+        shortened = tuple(_shortened(text) for text in texts[:_MOST_TEXTS])
         at, position = now_s(), session.position
-        self._journal.metric(Generated(at=at, step=position.step, epoch=position.epoch, texts=kept))
+        self._event_log.metric(
+            Generated(at=at, step=position.step, epoch=position.epoch, texts=shortened)
+        )
 
     def _warn_once(self, finding: Finding) -> None:
         """Not after each validation again."""
-        if finding.rule not in self._session.told:
-            self._session.told.add(finding.rule)
-            self._journal.warn(self._session.position.step, finding)
+        if finding.rule not in self._session.warned_rules:
+            self._session.warned_rules.add(finding.rule)
+            self._event_log.warn(self._session.position.step, finding)
 
     def weights(self) -> Packed:
         """A copy of the weights as they would be validated now.
@@ -237,57 +239,59 @@ class Validator:
 
 
 def measure(
-    judged: Judged,
+    subject: ValidationSubject,
     ranks: RankGroup = ALONE,
     passes: SyncedPasses | None = None,
     *,
     num_batches: int | None = None,
-) -> Measured:
+) -> ValidationResult:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
     are added up, over ranks as over batches. Nothing is waited for before the last batch.
 
     Args:
-        judged: what is validated.
+        subject: what is validated.
         ranks: each with its share of the samples.
         passes: keeps them together where they need each other for one.
         num_batches: looks at no more than these; None at all.
     """
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    counted = _counted(judged, passes, num_batches)
+    counted = _counted(subject, passes, num_batches)
     for own_sums, own_confusions in ranks.all_gather(counted, about="validation"):
         for name, (total, count) in own_sums.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + float(total), before[1] + float(count))
         for name, pair in own_confusions.items():
-            one = Confusion(*pair)
-            confusions[name] = confusions[name] + one if name in confusions else one
+            own_confusion = Confusion(*pair)
+            confusions[name] = (
+                confusions[name] + own_confusion if name in confusions else own_confusion
+            )
     metrics = {name: total / (count or 1.0) for name, (total, count) in sums.items()}
-    best = judged.experiment.best
+    best = subject.experiment.best
     if best in MEANS and best not in metrics and len(confusions) == 1:
         [confusion] = confusions.values()
         mean = _mean_scores(confusion)[best]
         metrics[best] = nan if mean is None else mean
-    return Measured(metrics=metrics, confusions=confusions)
+    return ValidationResult(metrics=metrics, confusions=confusions)
 
 
 def _counted(
-    judged: Judged, passes: SyncedPasses | None, num_batches: int | None
+    subject: ValidationSubject, passes: SyncedPasses | None, num_batches: int | None
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Tensor, Tensor]]]:
     """Sums and counts over the samples that this rank has; of confusions counts and strays."""
-    feed = judged.validation_feed
+    feed = subject.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
     batches = itertools.islice(feed.updates(0, 0), num_batches)
     evened = batches if passes is None else map(passes.evened, batches)
-    with judged.evaluated() as model, torch.no_grad():
+    with subject.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in evened for micro in update):
-            placed = judged.place(batch) if judged.place is not None else batch
-            with judged.autocast():
-                values = values_of_batch(judged.experiment, model, placed)
+            placed = subject.to_device(batch) if subject.to_device is not None else batch
+            with subject.autocast():
+                values = values_of_batch(subject.experiment, model, placed)
             if num_samples == 0:
                 continue
             for name, value in values.items():
@@ -299,7 +303,9 @@ def _counted(
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
-    return sums, {name: (one.counts, one.num_strays) for name, one in confusions.items()}
+    return sums, {
+        name: (confusion.counts, confusion.num_strays) for name, confusion in confusions.items()
+    }
 
 
 def labels_problem(name: str, confusion: Confusion, labels: Sequence[str] | None) -> Finding | None:
@@ -336,14 +342,14 @@ def _mean_scores(confusion: Confusion) -> dict[str, float | None]:
     return mean_scores(class_report(line))
 
 
-def _labels(given: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
+def _labels(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     """Names of the classes; their numbers where no names are given that fit."""
-    if given is None or len(given) != num_classes:
+    if names is None or len(names) != num_classes:
         return tuple(map(str, range(num_classes)))
-    return tuple(map(_kept_text, given))
+    return tuple(map(_shortened, names))
 
 
-def _kept_text(text: str) -> str:
+def _shortened(text: str) -> str:
     """A text as JSON can hold it: not endless, and without halves of characters."""
     cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
     return cut.encode("utf-8", "replace").decode("utf-8")
@@ -392,14 +398,14 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
 def _metrics_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
     if experiment.metrics is None:
         return {}
-    given = experiment.metrics(model, batch)
-    if isinstance(given, Mapping):
-        return dict(given)
-    place = location_of(experiment.metrics)
+    result = experiment.metrics(model, batch)
+    if isinstance(result, Mapping):
+        return dict(result)
+    location = location_of(experiment.metrics)
     raise UsageError(
         "metric-is-not-a-scalar",
-        f"`metrics` returned {kind_text(given)}, not a dict of metrics by name.",
-        because=place.with_code if place is not None else None,
+        f"`metrics` returned {kind_text(result)}, not a dict of metrics by name.",
+        because=location.with_code if location is not None else None,
         fix='return a dict, such as {"accuracy": accuracy}',
     )
 

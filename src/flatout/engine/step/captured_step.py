@@ -81,7 +81,7 @@ class CapturedStep:
         self.problem: str | None = None
         self.num_replayed = self.num_eager = 0
         self._parts = parts
-        self._step = EagerStep(replace(parts, place=None), timer)
+        self._step = EagerStep(replace(parts, to_device=None), timer)
         self._timer = timer
         self._graphs = graphs
         self._num_steps = num_steps
@@ -116,11 +116,13 @@ class CapturedStep:
             RuntimeError: there is no memory for the graph; everything is as it was before.
         """
         self._prepared = update
-        other = next((said for batch, _ in update if (said := _first_other(batch))), None)
-        if other is not None and self.problem is None:
-            self.problem = f"its batches contain more than tensors: {other}"
-        self._next_tensors = _flat(update) if other is None else []
-        self._next_form = _form_of(update, self._next_tensors) if other is None else None
+        non_tensor_kind = next(
+            (kind for batch, _ in update if (kind := _first_non_tensor_kind(batch))), None
+        )
+        if non_tensor_kind is not None and self.problem is None:
+            self.problem = f"its batches contain more than tensors: {non_tensor_kind}"
+        self._next_tensors = _flat(update) if non_tensor_kind is None else []
+        self._next_form = _form_of(update, self._next_tensors) if non_tensor_kind is None else None
         is_recordable = self.problem is None and self._next_form == self._form is not None
         if is_recordable and self._num_warm_ups == NUM_WARM_UPS and not self._recorded:
             self._record()
@@ -142,9 +144,9 @@ class CapturedStep:
         self._prepared = None
         if self._is_staging and not self._staged:
             self._timer.begin_step()
-        place, placed = self._parts.place, update
-        if place is not None:
-            placed = [(place(batch), size) for batch, size in update]
+        to_device, placed = self._parts.to_device, update
+        if to_device is not None:
+            placed = [(to_device(batch), size) for batch, size in update]
             self._timer.mark("copy")
         if not self._is_staging:
             self.flush()
@@ -152,7 +154,7 @@ class CapturedStep:
         if not self._staged:
             self._made = torch.empty_like(self._losses)
         loss = self._made[len(self._staged)]
-        tensors = self._next_tensors if place is None else _flat(placed)
+        tensors = self._next_tensors if to_device is None else _flat(placed)
         self._staged.append(_Staged(tensors, self._rates.now(), loss))
         if len(self._staged) == self._num_steps:
             try:
@@ -169,22 +171,22 @@ class CapturedStep:
     def flush(self) -> None:
         """Launches what is laid aside: after it, weights and losses are those of all updates."""
         while self._staged:
-            one = self._staged[0]
-            self._launch([one])
-            one.loss.copy_(self._losses[0])
+            oldest = self._staged[0]
+            self._launch([oldest])
+            oldest.loss.copy_(self._losses[0])
             del self._staged[0]
 
     def _launch(self, staged: list[_Staged]) -> None:
         into: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         out_of: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for slot, one in zip(self._slots, staged, strict=False):
-            for static, tensor in zip(slot.tensors, one.tensors, strict=True):
+        for slot, update in zip(self._slots, staged, strict=False):
+            for static, tensor in zip(slot.tensors, update.tensors, strict=True):
                 into[static.dtype].append(static)
                 out_of[static.dtype].append(tensor)
         # One kernel for all of a number format.
         for dtype, tensors in into.items():
             torch._foreach_copy_(tensors, out_of[dtype], non_blocking=True)
-        self._rates.put([one.rates for one in staged])
+        self._rates.put([update.rates for update in staged])
         self._recorded[len(staged)].replay()
         self.num_replayed += len(staged)
 
@@ -237,7 +239,7 @@ class CapturedStep:
             CaptureBroken: it failed, and the process cannot be used any more.
         """
         self._frozen = self._rates.frozen()
-        places = _Places(self._parts)
+        addresses = _TensorAddresses(self._parts)
         loss = self._parts.loss
         assert loss is not None, "an experiment with its own step is not captured"
         try:
@@ -254,7 +256,7 @@ class CapturedStep:
         finally:
             # Whatever happened: nothing was done, only written down.
             self._step.forget()
-            moved = places.restore()
+            moved = addresses.restore()
         if moved is not None and self.problem is None:
             self._recorded = {}
             self.problem = f"the step replaces {moved} with another tensor each time"
@@ -273,7 +275,7 @@ def _form_of(update: list[MicroBatch], tensors: list[Tensor]) -> Form:
     return (sizes, [tensor.shape for tensor in tensors], [tensor.dtype for tensor in tensors])
 
 
-class _Places:
+class _TensorAddresses:
     """Addresses of the tensors that a step changes: weights, buffers, the optimizer's state."""
 
     def __init__(self, parts: StepParts) -> None:
@@ -281,7 +283,7 @@ class _Places:
         for module in parts.model.modules():
             holders += [("weight", module._parameters), ("buffer", module._buffers)]
         holders += [("state", state) for state in parts.optimizers.only.state.values()]
-        self._found = [
+        self._entries = [
             (kind, holder, name, tensor, tensor.detach())
             for kind, holder in holders
             for name, tensor in holder.items()
@@ -291,7 +293,7 @@ class _Places:
     def restore(self) -> str | None:
         """Puts back tensors that were replaced, or their memory; gives the name of one."""
         moved = None
-        for kind, holder, name, tensor, memory in self._found:
+        for kind, holder, name, tensor, memory in self._entries:
             if holder.get(name) is not tensor or tensor.data_ptr() != memory.data_ptr():
                 tensor.data = memory
                 holder[name] = tensor
@@ -303,11 +305,13 @@ def _flat(update: list[MicroBatch]) -> list[Tensor]:
     return [tensor for batch, _ in update for tensor in tensors_in(batch)]
 
 
-def _first_other(batch: Any) -> str | None:
+def _first_non_tensor_kind(batch: Any) -> str | None:
     """The kind of the first non-tensor in a batch; None if there are only tensors."""
     if isinstance(batch, Tensor):
         return None
     if not isinstance(batch, list | tuple) and type(batch) is not dict:
         return kind_text(batch)
     items = batch.values() if isinstance(batch, dict) else batch
-    return next((said for item in items if (said := _first_other(item)) is not None), None)
+    return next(
+        (kind for item in items if (kind := _first_non_tensor_kind(item)) is not None), None
+    )

@@ -4,7 +4,7 @@ Compiled as a whole or not at all: what torch would silently leave uncompiled is
 is drawn is drawn by torch's own generators, so dropout has the masks of the uncompiled step.
 
 Codes of one function are kept by torch for its code object, at most eight of them; each compiled
-loss has one of its own, so that those of a search take no place from each other.
+loss has one of its own, so that those of a search do not evict each other.
 """
 
 from __future__ import annotations

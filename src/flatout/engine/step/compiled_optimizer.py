@@ -104,14 +104,16 @@ class _Numbers:
         self._groups = optimizer.param_groups
         self._states = optimizer.state
         self._rates = [torch.zeros((), dtype=torch.float64) for _ in self._groups]
-        self._kept: list[dict[str, Any]] = []
+        self._group_settings: list[dict[str, Any]] = []
         self._counted: list[tuple[dict[str, Any], Tensor]] = []
         self._counts: list[Tensor] = []
 
     def widen(self) -> None:
         """Before the step: rates and counts as they are now, in fp64."""
         names = ("lr", "foreach", "fused")
-        self._kept = [{n: group[n] for n in names if n in group} for group in self._groups]
+        self._group_settings = [
+            {n: group[n] for n in names if n in group} for group in self._groups
+        ]
         for group, rate in zip(self._groups, self._rates, strict=True):
             if isinstance(group.get("lr"), float):
                 group["lr"] = rate.fill_(group["lr"])
@@ -136,5 +138,5 @@ class _Numbers:
             torch._foreach_copy_([count for _, count in self._counted], self._counts)
         for state, count in self._counted:
             state["step"] = count
-        for group, kept in zip(self._groups, self._kept, strict=True):
-            group.update(kept)
+        for group, settings in zip(self._groups, self._group_settings, strict=True):
+            group.update(settings)

@@ -19,7 +19,7 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import CaptureBroken
 from flatout.errors import UsageError
 
-# What torch says in its debug mode for synchronization, of each operation that waits.
+# In torch's warning about each operation that waits, in its debug mode for synchronization.
 _WAITS = "synchronizing CUDA operation"
 
 Action = Callable[[], object]
@@ -95,11 +95,13 @@ class CudaGraphs:
                 yield reasons
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
-        if any(_WAITS in str(one.message) for one in caught):
+        if any(_WAITS in str(warning.message) for warning in caught):
             reasons.append("the step waits for the GPU, as `.item()` or printing a tensor does")
-        for one in caught:
-            if _WAITS not in str(one.message):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        for warning in caught:
+            if _WAITS not in str(warning.message):
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
         moved = rng.moved_generators(before, rng.host_generator_states())
         reasons += [drawn_on_host(name) for name in moved]
 

@@ -69,7 +69,7 @@ class UpdatesByName:
         return sum(update.num_made for update in self._by_name.values())
 
     def num_left_out(self) -> int:
-        """Updates that were asked for in this step, but whose loss or gradient was not finite."""
+        """Updates that were requested in this step, but whose loss or gradient was not finite."""
         return sum(update.num_left_out for update in self._by_name.values())
 
 
@@ -99,9 +99,9 @@ class NamedUpdate:
         Raises:
             UsageError: loss-is-not-a-scalar.
         """
-        said = f"`updates[{self._name!r}]` was given"
+        prefix = f"`updates[{self._name!r}]` was given"
         if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
-            raise bad_loss(loss, said)
+            raise bad_loss(loss, prefix)
         self._timer.mark("forward")
         own = loss if self._shared is None else self._shared.weighed(loss)
         with self._without_autocast():
@@ -109,7 +109,7 @@ class NamedUpdate:
             self._weights.backward_to_own(own, retain_graph=retain_graph)
             self._timer.mark("backward")
             if not self._weights.gradients():
-                raise bad_loss(loss, said)
+                raise bad_loss(loss, prefix)
             whole = loss.detach()
             if self._shared is not None:
                 whole = self._shared.shared(own)
@@ -188,12 +188,12 @@ class CustomStep:
         """
         parts, updates = self._parts, self._updates
         batch = update[0][0] if self.exchange is None else self.exchange.begin(update)
-        if parts.place is not None:
-            batch = parts.place(batch)
+        if parts.to_device is not None:
+            batch = parts.to_device(batch)
             self._timer.mark("copy")
         updates.begin()
         with self._own_pass(), parts.autocast():
-            told = self._step(updates, parts.model, batch)
+            result = self._step(updates, parts.model, batch)
         if updates.num_made() and parts.average is not None:
             parts.average.update()
         if not updates.num_made() and not updates.num_left_out():
@@ -205,16 +205,16 @@ class CustomStep:
             )
         # The loss of an incomplete step is logged as NaN.
         factor = torch.nan if updates.num_left_out() else None
-        named = dict(told) if isinstance(told, Mapping) and told else {"": told}
-        given = {name: _pair(value) for name, value in named.items()}
+        named = dict(result) if isinstance(result, Mapping) and result else {"": result}
+        pairs = {name: _loss_and_count(value) for name, value in named.items()}
         if self.exchange is not None:
-            losses = self.exchange.told(given)
+            losses = self.exchange.told(pairs)
         else:
-            losses = {name: _mean(*pair) for name, pair in given.items()}
+            losses = {name: _mean(*pair) for name, pair in pairs.items()}
         if factor is not None:
             losses = {name: loss * factor for name, loss in losses.items()}
         self._timer.mark("forward")
-        return losses if isinstance(told, Mapping) and told else losses[""]
+        return losses if isinstance(result, Mapping) and result else losses[""]
 
     def _own_pass(self) -> AbstractContextManager[None]:
         """The context of this rank's own pass: a mere filler for the others counts for nothing."""
@@ -224,8 +224,8 @@ class CustomStep:
         return parts.passes.of(exchange.own_samples)
 
 
-def _pair(told: Any) -> tuple[Tensor, Any]:
-    value, count = value_and_count(told, "`step(updates, model, batch)` returned")
+def _loss_and_count(result: Any) -> tuple[Tensor, Any]:
+    value, count = value_and_count(result, "`step(updates, model, batch)` returned")
     if not isinstance(value, Tensor) or value.dim() != 0:
         raise bad_loss(value, "`step(updates, model, batch)` returned")
     return value.detach(), count

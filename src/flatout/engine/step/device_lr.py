@@ -32,7 +32,7 @@ class DeviceLr:
         self._is_cuda = device.type == "cuda"
         self._table = torch.zeros(num_steps, len(self._groups), device=device)
         self._cells: list[tuple[Tensor, ...]] = [row.unbind() for row in self._table.unbind()]
-        self._held: list[tuple[float, ...]] = [()] * num_steps
+        self._written_rows: list[tuple[float, ...]] = [()] * num_steps
 
     def now(self) -> tuple[float, ...]:
         """The present learning rates, as set by the schedule."""
@@ -40,12 +40,12 @@ class DeviceLr:
 
     def put(self, rows: list[tuple[float, ...]]) -> None:
         """Brings rates to the first rows, behind all that was launched before."""
-        if self._held[: len(rows)] == rows:
+        if self._written_rows[: len(rows)] == rows:
             return
         # Newly pinned each time: torch keeps the memory from being used again until it is copied.
         host = torch.tensor(rows, dtype=torch.float32, pin_memory=self._is_cuda)
         self._table[: len(rows)].copy_(host, non_blocking=True)
-        self._held[: len(rows)] = rows
+        self._written_rows[: len(rows)] = rows
 
     @contextlib.contextmanager
     def at(self, number: int) -> Iterator[None]:

@@ -38,7 +38,7 @@ from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.errors import UsageError
 
-Place = Callable[[Any], Any]
+ToDevice = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class StepParts:
     autocast: Callable[[], Any]
     scaler: torch.amp.GradScaler | None
     average: WeightAverage | None
-    place: Place | None
+    to_device: ToDevice | None
     clip_norm: float | None
     skips_nonfinite: bool
     ranks: RankGroup = ALONE
@@ -196,8 +196,8 @@ class EagerStep:
 
     def _forward(self, batch: Any, size: int) -> tuple[Tensor, Any]:
         parts = self._parts
-        if parts.place is not None:
-            batch = parts.place(batch)
+        if parts.to_device is not None:
+            batch = parts.to_device(batch)
             self._timer.mark("copy")
         with parts.autocast():
             result = self._loss(parts.model, batch, size)
@@ -227,8 +227,8 @@ def or_one(count: Any) -> Any:
     return count + (count == 0) if isinstance(count, Tensor) else count or 1
 
 
-def value_and_count(result: Any, said: str) -> tuple[Any, Any]:
-    """A loss and its count, None where it is a mean; said: what gave it.
+def value_and_count(result: Any, prefix: str) -> tuple[Any, Any]:
+    """A loss and its count, None where it is a mean; prefix: how a message about it begins.
 
     Raises:
         UsageError: loss-is-not-a-scalar.
@@ -238,15 +238,15 @@ def value_and_count(result: Any, said: str) -> tuple[Any, Any]:
     if len(result) != 2:
         raise UsageError(
             "loss-is-not-a-scalar",
-            f"{said} a tuple of length {len(result)}.",
+            f"{prefix} a tuple of length {len(result)}.",
             because="a tuple must be a sum and its count",
             fix="return only the loss, a mean over the batch; or (loss.sum(), count)",
         )
     return result[0], result[1]
 
 
-def bad_loss(value: Any, said: str) -> UsageError:
-    """The error for an invalid loss; said: its origin."""
+def bad_loss(value: Any, prefix: str) -> UsageError:
+    """The error for an invalid loss; prefix: how its message begins."""
     is_tensor = isinstance(value, Tensor)
     is_cut_off = is_tensor and value.dim() == 0
     what = kind_text(value)
@@ -256,14 +256,14 @@ def bad_loss(value: Any, said: str) -> UsageError:
     if is_cut_off:
         return UsageError(
             "loss-is-not-a-scalar",
-            f"{said} {what}.",
+            f"{prefix} {what}.",
             because="without a gradient, no weights can be updated",
             fix="do not use .detach(), .data or torch.no_grad() on the way to it, and check that "
             "the weights to train have requires_grad",
         )
     return UsageError(
         "loss-is-not-a-scalar",
-        f"{said} {what}.",
+        f"{prefix} {what}.",
         because="an update needs one number: the mean over the batch, or a sum and its count",
         fix="return the loss: is a `return` missing?"
         if value is None

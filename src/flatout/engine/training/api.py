@@ -192,56 +192,58 @@ def train_in(task: TrainTask, load: Callable[[], Experiment]) -> nn.Module | Non
 
 
 def _with_failures_logged(task: TrainTask, load: Callable[[], Experiment]) -> nn.Module | None:
-    """Trains with the run's journal open, and logs failures there."""
+    """Trains with the run's event log open, and logs failures there."""
     is_first = task.ranks.is_first
-    journal = EventLog(task.folder, task.echo) if is_first else SilentEventLog()
-    course: Trainer | None = None
+    event_log = EventLog(task.folder, task.echo) if is_first else SilentEventLog()
+    trainer: Trainer | None = None
     step = max(task.folder.checkpoint_steps(), default=0)
     try:
-        task.ranks.join(lambda finding: journal.warn(_step(course, step), finding), task.request)
+        task.ranks.join(lambda finding: event_log.warn(_step(trainer, step), finding), task.request)
         checkpoint, damaged = shared_checkpoint(task.folder, task.ranks)
         state = checkpoint.state if checkpoint is not None else None
         step = checkpoint.step if checkpoint is not None else 0
         for finding in damaged:
-            journal.warn(step, finding)
+            event_log.warn(step, finding)
         experiment = load()
         if task.spec.is_dry_run:
-            result = tried(experiment, task.spec, journal)
-            journal.event(DryRan(at=now_s(), step=0, result=result))
+            result = tried(experiment, task.spec, event_log)
+            event_log.event(DryRan(at=now_s(), step=0, result=result))
             end = Finished(at=now_s(), step=0, train_s=0.0, split_s={}, num_samples_seen=0)
-            journal.event(end, is_synced=True)
+            event_log.event(end, is_synced=True)
             return None
-        course = Trainer(task, experiment, journal, state)
-        return course.train()
+        trainer = Trainer(task, experiment, event_log, state)
+        return trainer.train()
     except BaseException as error:
         # A notebook has no log; that of a dry run is removed with its folder.
         is_logged = task.is_alone and not task.spec.is_dry_run
-        news = to_flatout_error(error, is_logged=is_logged)
-        if news is None and isinstance(error, _STOPS):
+        known_error = to_flatout_error(error, is_logged=is_logged)
+        if known_error is None and isinstance(error, _STOPS):
             reason = error.reason if isinstance(error, StoppedEarly) else "stopped immediately"
-            stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
+            stopped = Stopped(at=now_s(), step=_step(trainer, step), reason=reason)
             with contextlib.suppress(FlatoutError):
-                journal.event(stopped)
+                event_log.event(stopped)
             raise
         because = "the traceback is in the run's worker.log" if is_logged else None
-        finding = finding_from(news) if news is not None else internal_error(error, because)
+        finding = (
+            finding_from(known_error) if known_error is not None else internal_error(error, because)
+        )
         # A full disk cannot take this line; the exception reports the failure itself.
         with contextlib.suppress(FlatoutError):
-            failed = Failed(at=now_s(), step=_step(course, step), finding=finding)
+            failed = Failed(at=now_s(), step=_step(trainer, step), finding=finding)
             # Where another process has taken over the run, only this process ends.
             if finding.rule != "run-in-use":
-                journal.event(failed, is_synced=True)
+                event_log.event(failed, is_synced=True)
         # After that: leaving may take longer than a supervisor waits.
-        task.ranks.leave(news or error)
-        if news is None or news is error:
+        task.ranks.leave(known_error or error)
+        if known_error is None or known_error is error:
             raise
-        raise news from error
+        raise known_error from error
     finally:
         # A full disk cannot take the last lines either; the failure itself is already on its way.
         with contextlib.suppress(FlatoutError):
-            journal.close()
+            event_log.close()
         task.ranks.leave()
 
 
-def _step(course: Trainer | None, before: int) -> int:
-    return course.step if course is not None else before
+def _step(trainer: Trainer | None, before: int) -> int:
+    return trainer.step if trainer is not None else before

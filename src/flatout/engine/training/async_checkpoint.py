@@ -60,7 +60,7 @@ class AsyncCheckpointer:
         self._claim = RunClaim(folder.writer)
         self._timer = timer
         self._every = every
-        self._writing: _Writing | None = None
+        self._writing: _CheckpointWrite | None = None
         self._written: list[Checkpointed] = []
         self._interval_s = _LEAST_INTERVAL_S
         self._last_save_s = elapsed_s()
@@ -82,7 +82,7 @@ class AsyncCheckpointer:
         self._interval_s = min(fair_s, _LARGEST_INTERVAL_S)
 
     def is_due(self, step: int) -> bool:
-        """Whether the state after this step should be saved; to be asked after each step."""
+        """Whether the state after this step should be saved; to be called after each step."""
         self._step = step
         if self._undisturbed is None:
             self._undisturbed = (self._timer.steps_s(), step)
@@ -104,17 +104,19 @@ class AsyncCheckpointer:
         began_s = elapsed_s()
         step_s = self._undisturbed_step_s()
         self.finish()
-        taken = self._copied(snapshot)
-        is_copied = taken is not None
-        if taken is None:
+        snapshot_taken = self._copied(snapshot)
+        is_copied = snapshot_taken is not None
+        if snapshot_taken is None:
             # Outside of `except`, where nothing holds the part of the copy that was made.
             release_memory()
-            taken = snapshot(False)
+            snapshot_taken = snapshot(False)
         self._last_save_s = began_s
         stall_s = elapsed_s() - began_s
         steps_s = self._timer.steps_s()
         times = stall_s, step_s, steps_s
-        self._writing = _Writing(self._folder, self._claim, taken, times, is_copied=is_copied)
+        self._writing = _CheckpointWrite(
+            self._folder, self._claim, snapshot_taken, times, is_copied=is_copied
+        )
         self._writing.thread.start()
         if not is_copied:
             self.finish()
@@ -148,7 +150,7 @@ class AsyncCheckpointer:
             return None
         return (self._timer.steps_s() - since_s) / (self._step - step)
 
-    def _account(self, done: _Writing, *, is_beside: bool) -> None:
+    def _account(self, done: _CheckpointWrite, *, is_beside: bool) -> None:
         """Adds up what a checkpoint has cost, from step to step, and sets the interval by it."""
         self._writing = None
         steps_s = self._timer.steps_s()
@@ -162,14 +164,14 @@ class AsyncCheckpointer:
             raise done.error
         slowdown_s = 0.0
         if is_beside and done.step_s is not None:
-            undisturbed_s = (self._step - done.taken.step) * done.step_s
+            undisturbed_s = (self._step - done.snapshot.step) * done.step_s
             slowdown_s = max(0.0, steps_s - done.began_steps_s - undisturbed_s)
         self.cost_s += done.stall_s + slowdown_s
         self._set_interval(done.stall_s + slowdown_s)
         self._written.append(
             Checkpointed(
                 at=now_s(),
-                step=done.taken.step,
+                step=done.snapshot.step,
                 stall_s=done.stall_s,
                 write_s=done.write_s,
                 slowdown_s=slowdown_s,
@@ -188,7 +190,7 @@ class NoCheckpointer:
         """See AsyncCheckpointer."""
 
     def is_due(self, step: int) -> bool:
-        """See AsyncCheckpointer: the first rank says so."""
+        """See AsyncCheckpointer: the first rank decides."""
         return False
 
     def save(self, snapshot: Callable[[bool], Snapshot]) -> None:
@@ -202,19 +204,19 @@ class NoCheckpointer:
         return []
 
 
-class _Writing:
+class _CheckpointWrite:
     """One checkpoint on its way to the disk, in a thread of its own."""
 
     def __init__(
         self,
         folder: RunFolder,
         claim: RunClaim,
-        taken: Snapshot,
+        snapshot: Snapshot,
         times: tuple[float, float | None, float],
         *,
         is_copied: bool,
     ) -> None:
-        self.taken = taken
+        self.snapshot = snapshot
         self.is_copied = is_copied
         # Of the copy, of a step undisturbed, of all steps so far.
         self.stall_s, self.step_s, self.began_steps_s = times
@@ -226,18 +228,20 @@ class _Writing:
         self.thread = threading.Thread(target=self._write, name="checkpoint")
 
     def _write(self) -> None:
-        taken = self.taken
+        snapshot = self.snapshot
         began_s = elapsed_s()
         try:
             self._claim.require()
             # Before the checkpoint that calls them the best: afterwards nothing would write them.
-            if taken.weights is not None:
+            if snapshot.weights is not None:
                 write_tensors(
-                    taken.weights.tensors, taken.weights_metadata, lambda _: self._folder.weights
+                    snapshot.weights.tensors,
+                    snapshot.weights_metadata,
+                    lambda _: self._folder.weights,
                 )
             # The state says how long metrics.jsonl is: that much of it must be there as well.
             atomic_files.sync_file(self._folder.metrics)
-            self.size_bytes = write_checkpoint(self._folder, taken.step, taken.packed)
+            self.size_bytes = write_checkpoint(self._folder, snapshot.step, snapshot.packed)
         except BaseException as error:  # noqa: BLE001 - raised again where training continues
             self.error = error
         self.write_s = elapsed_s() - began_s

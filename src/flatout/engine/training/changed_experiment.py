@@ -29,7 +29,7 @@ from flatout.system.clock import now_s
 from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.source_files import content
 
-_TOLD = 4
+_MOST_LISTED = 4
 
 
 def check_fit(
@@ -44,7 +44,9 @@ def check_fit(
     own = session.model.state_dict()
     problems = list(_misfits(state["model"], own))
     if problems:
-        because = "; ".join(problems[:_TOLD]) + (" ..." if len(problems) > _TOLD else "")
+        because = "; ".join(problems[:_MOST_LISTED]) + (
+            " ..." if len(problems) > _MOST_LISTED else ""
+        )
         raise _does_not_fit(folder, "model", because, train_command(spec, change))
     problem = _optimizer_misfit(session, state["optimizer"])
     if problem is not None:
@@ -65,11 +67,13 @@ def fits_of(session: Session) -> tuple[str, ...]:
         return ()
     position, rates = session.position, session.learning_rates
     num_tensors = len(session.model.state_dict())
-    told = [f"all {num_tensors} tensors of the model", "the optimizer's state"]
+    parts = [f"all {num_tensors} tensors of the model", "the optimizer's state"]
     if session.experiment.schedule is not None:
-        place = f"update {position.step:,}" if rates.are_per_step else f"epoch {position.epoch}"
-        told.append(f"the file's own schedule, at {place}")
-    return (*told, f"the position: step {position.step:,}, epoch {position.epoch + 1}")
+        schedule_position = (
+            f"update {position.step:,}" if rates.are_per_step else f"epoch {position.epoch}"
+        )
+        parts.append(f"the file's own schedule, at {schedule_position}")
+    return (*parts, f"the position: step {position.step:,}, epoch {position.epoch + 1}")
 
 
 def read_text(spec: ExperimentSpec, change: Change) -> bytes | None:
@@ -84,7 +88,12 @@ def read_text(spec: ExperimentSpec, change: Change) -> bytes | None:
 
 
 def adopt(
-    folder: RunFolder, journal: EventLog, text: bytes, sha256: str, step: int, fits: tuple[str, ...]
+    folder: RunFolder,
+    event_log: EventLog,
+    text: bytes,
+    sha256: str,
+    step: int,
+    fits: tuple[str, ...],
 ) -> None:
     """Makes the changed text of its file the run's own; the text before stays in its folder.
 
@@ -104,15 +113,15 @@ def adopt(
             atomic_files.copy_atomically(folder.experiment, kept)
         old = content(kept)
     atomic_files.write_atomically(folder.experiment, text)
-    told, old_told = (one.decode("utf-8-sig", errors="replace") for one in (text, old))
-    journal.event(
+    new_text, old_text = (raw.decode("utf-8-sig", errors="replace") for raw in (text, old))
+    event_log.event(
         FileChanged(
             at=now_s(),
             step=step,
             before=before,
             after=sha256,
             kept=kept.name if kept is not None else None,
-            diff=diff_of(old_told, told, (str(folder.experiment), header.spec.file)),
+            diff=diff_of(old_text, new_text, (str(folder.experiment), header.spec.file)),
             fits=fits,
         ),
         is_synced=True,
@@ -158,13 +167,15 @@ def _optimizer_misfit(session: Session, saved: Mapping[str, Any]) -> str | None:
     for name in own if is_named else ("",):
         now, before = (own[name], saved[name]) if is_named else (own, saved)
         groups, saved_groups = now["param_groups"], before["param_groups"]
-        if [len(one["params"]) for one in groups] != [len(one["params"]) for one in saved_groups]:
+        if [len(group["params"]) for group in groups] != [
+            len(group["params"]) for group in saved_groups
+        ]:
             return "its parameter groups have different numbers of weights than before"
         # Not the groups' own: what a scheduler adds to them says nothing of the optimizer.
         settings = session.optimizers.by_name[name or ONLY].defaults.keys() - set(OF_THE_RECIPE)
-        for one in saved_groups:
-            if settings - one.keys():
-                missing = min(settings - one.keys())
+        for group in saved_groups:
+            if settings - group.keys():
+                missing = min(settings - group.keys())
                 return f"it has a setting `{missing}` that the previous optimizer did not have"
     return None
 

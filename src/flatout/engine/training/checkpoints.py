@@ -32,7 +32,7 @@ from flatout.system.store.run_folder import RunFolder
 
 FORMAT = 1
 # If the newest is damaged, the one before it is read. Each takes the disk space of a whole state.
-_KEPT = 2
+_NUM_KEPT = 2
 _NAME_DIGITS = 12
 
 
@@ -50,10 +50,12 @@ def write_checkpoint(folder: RunFolder, step: int, packed: Packed) -> int:
     Returns:
         Its size in bytes. When this returns, a crash or power cut no longer loses it.
     """
-    place = folder.checkpoints / f"{step:06d}"
-    with atomic_files.mapped_os_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
-    size_bytes, sha256 = write_tensors(packed.tensors, {}, functools.partial(_tensor_path, place))
+    step_folder = folder.checkpoints / f"{step:06d}"
+    with atomic_files.mapped_os_errors(step_folder):
+        step_folder.mkdir(parents=True, exist_ok=True)
+    size_bytes, sha256 = write_tensors(
+        packed.tensors, {}, functools.partial(_tensor_path, step_folder)
+    )
     tree = json.dumps(packed.tree, separators=(",", ":"))
     document = {
         "format": FORMAT,
@@ -62,21 +64,21 @@ def write_checkpoint(folder: RunFolder, step: int, packed: Packed) -> int:
         "state_sha256": hashlib.sha256(tree.encode()).hexdigest(),
     }
     body = json.dumps(document)[:-1] + ',"state":' + tree + "}\n"
-    atomic_files.write_atomically(place / "rank0.json", body.encode())
+    atomic_files.write_atomically(step_folder / "rank0.json", body.encode())
     with atomic_files.mapped_os_errors(folder.checkpoints):
         atomic_files.sync_folder(folder.checkpoints)
         prune(folder)
-        _remove_others(place, _tensor_path(place, sha256))
+        _remove_others(step_folder, _tensor_path(step_folder, sha256))
     return size_bytes + len(body)
 
 
-def _tensor_path(place: Path, sha256: str) -> Path:
-    return place / f"rank0-{sha256[:_NAME_DIGITS]}.safetensors"
+def _tensor_path(step_folder: Path, sha256: str) -> Path:
+    return step_folder / f"rank0-{sha256[:_NAME_DIGITS]}.safetensors"
 
 
-def _remove_others(place: Path, kept: Path) -> None:
+def _remove_others(step_folder: Path, kept: Path) -> None:
     """Removes the tensors of an earlier writing of the same step."""
-    for path in place.glob("rank0-*.safetensors"):
+    for path in step_folder.glob("rank0-*.safetensors"):
         if path != kept:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -96,21 +98,23 @@ def read_checkpoint(
     """
     damaged: list[tuple[Path, str]] = []
     for step in reversed(folder.checkpoint_steps()):
-        place = folder.checkpoints / f"{step:06d}"
+        step_folder = folder.checkpoints / f"{step:06d}"
         try:
-            with atomic_files.mapped_os_errors(place):
-                state = _read_state(place, step, is_mapped=is_mapped)
+            with atomic_files.mapped_os_errors(step_folder):
+                state = _read_state(step_folder, step, is_mapped=is_mapped)
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            damaged.append((place, str(error)))
+            damaged.append((step_folder, str(error)))
             continue
         # Only now is there something to fall back on.
-        findings = [_set_aside(other, because) for other, because in damaged]
+        findings = [_set_aside(damaged_folder, because) for damaged_folder, because in damaged]
         return Checkpoint(step=step, state=state), findings
     if damaged:
         raise RunFailed(
             "no-whole-checkpoint",
             f"all checkpoints of run {folder.path.name} are damaged.",
-            because="; ".join(f"step {int(place.name)}: {because}" for place, because in damaged),
+            because="; ".join(
+                f"step {int(step_folder.name)}: {because}" for step_folder, because in damaged
+            ),
             fix=f"to train from the beginning, delete {folder.checkpoints}",
         )
     return None, []
@@ -159,18 +163,18 @@ def shared_checkpoint(
         return own[0], damaged
     if step is None:
         return None, []
-    place = folder.checkpoints / f"{step:06d}"
-    with atomic_files.mapped_os_errors(place):
-        return Checkpoint(step=step, state=_read_state(place, step, is_mapped=True)), []
+    step_folder = folder.checkpoints / f"{step:06d}"
+    with atomic_files.mapped_os_errors(step_folder):
+        return Checkpoint(step=step, state=_read_state(step_folder, step, is_mapped=True)), []
 
 
-def _read_state(place: Path, step: int, *, is_mapped: bool = False) -> Any:
-    document = json.loads((place / "rank0.json").read_bytes())
+def _read_state(step_folder: Path, step: int, *, is_mapped: bool = False) -> Any:
+    document = json.loads((step_folder / "rank0.json").read_bytes())
     tree = json.dumps(document["state"], separators=(",", ":"))
     if document["format"] != FORMAT:
         raise RunFailed(
             "other-checkpoint-format",
-            f"{place} was written by another version of flatout.",
+            f"{step_folder} was written by another version of flatout.",
             because=f"it has format {document['format']}, this version reads format {FORMAT}",
             fix="resume with the version that started the run (see its run.json)",
         )
@@ -178,7 +182,7 @@ def _read_state(place: Path, step: int, *, is_mapped: bool = False) -> Any:
         raise ValueError(f"rank0.json belongs to step {document['step']}")
     if hashlib.sha256(tree.encode()).hexdigest() != document["state_sha256"]:
         raise ValueError("the checksum of rank0.json is wrong")
-    path = _tensor_path(place, document["tensors_sha256"])
+    path = _tensor_path(step_folder, document["tensors_sha256"])
     if not path.exists():
         raise ValueError(f"{path.name} is missing")
     with open(path, "rb") as file:
@@ -191,16 +195,16 @@ def _read_state(place: Path, step: int, *, is_mapped: bool = False) -> Any:
         raise ValueError(error.because) from error
 
 
-def _set_aside(place: Path, because: str) -> Finding:
+def _set_aside(step_folder: Path, because: str) -> Finding:
     """Renames a damaged checkpoint, so that it is neither used nor counted, but kept to look at."""
-    aside = place.with_name(f"{place.name}.damaged")
-    with atomic_files.mapped_os_errors(place):
+    aside = step_folder.with_name(f"{step_folder.name}.damaged")
+    with atomic_files.mapped_os_errors(step_folder):
         shutil.rmtree(aside, ignore_errors=True)
-        atomic_files.move_into_place(place, aside)
+        atomic_files.move_into_place(step_folder, aside)
     return Finding(
         rule="damaged-checkpoint",
         severity="warning",
-        problem=f"the checkpoint of step {int(place.name)} is damaged; skipping it.",
+        problem=f"the checkpoint of step {int(step_folder.name)} is damaged; skipping it.",
         because=because,
         evidence=(f"moved to {aside}",),
         fixes=(Fix(text="check the disk if this happens again"),),
@@ -209,12 +213,12 @@ def _set_aside(place: Path, because: str) -> Finding:
 
 def prune(folder: RunFolder) -> None:
     """Removes checkpoints that are too old, and what a crash left half-written."""
-    kept = folder.checkpoint_steps()[-_KEPT:]
-    for place in folder.checkpoints.iterdir():
-        if place.name.isdigit() and int(place.name) not in kept:
+    kept = folder.checkpoint_steps()[-_NUM_KEPT:]
+    for step_folder in folder.checkpoints.iterdir():
+        if step_folder.name.isdigit() and int(step_folder.name) not in kept:
             # The JSON goes first: without it the rest does not count, however far this comes. What
             # is held open by another program (a virus scanner under Windows) is removed the next
             # time.
             with contextlib.suppress(OSError):
-                (place / "rank0.json").unlink(missing_ok=True)
-                shutil.rmtree(place)
+                (step_folder / "rank0.json").unlink(missing_ok=True)
+                shutil.rmtree(step_folder)

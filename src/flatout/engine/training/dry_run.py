@@ -55,25 +55,25 @@ def dry_run(
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
     with TemporaryDirectory(prefix="flatout-", ignore_cleanup_errors=True) as folder:
-        journal = EventLog(RunFolder(Path(folder)))
+        event_log = EventLog(RunFolder(Path(folder)))
         try:
-            return tried(experiment, spec, journal)
+            return tried(experiment, spec, event_log)
         except Exception as error:
-            news = to_flatout_error(error)
-            if news is None or news is error:
+            known_error = to_flatout_error(error)
+            if known_error is None or known_error is error:
                 raise
-            raise news from error
+            raise known_error from error
         finally:
-            journal.close()
+            event_log.close()
 
 
-def tried(experiment: Experiment, spec: ExperimentSpec, journal: EventLog) -> DryRunResult:
+def tried(experiment: Experiment, spec: ExperimentSpec, event_log: EventLog) -> DryRunResult:
     """Builds an experiment, makes its first step, and validates one batch.
 
     Args:
         experiment: what is tried.
         spec: seed, length, recipe and first weights.
-        journal: where warnings are logged.
+        event_log: where warnings are logged.
 
     Raises:
         UsageError: what a training would be refused for.
@@ -92,18 +92,18 @@ def tried(experiment: Experiment, spec: ExperimentSpec, journal: EventLog) -> Dr
         quick = {"loader_workers": 0, "capture": "off", "compiled": "off"}
         recipe = built.recipe({**spec.fixed, **quick})
         for finding in check_recipe(built.recipe(spec.fixed), built.facts):
-            journal.warn(0, finding)
+            event_log.warn(0, finding)
         with process_settings(recipe):
             session = Session(built, recipe)
             try:
                 pack(own_state_of(session), is_copied=False)
-                check_schedule(session, journal, spec.name, spec, Change())
-                return _tried(session, spec, journal)
+                check_schedule(session, event_log, spec.name, spec, Change())
+                return _tried(session, spec, event_log)
             finally:
                 session.close()
 
 
-def _tried(session: Session, spec: ExperimentSpec, journal: EventLog) -> DryRunResult:
+def _tried(session: Session, spec: ExperimentSpec, event_log: EventLog) -> DryRunResult:
     experiment, rates = session.experiment, session.optimizers.learning_rates()
     update = next(session.feed.updates(0, 0), None)
     if not update:
@@ -115,7 +115,7 @@ def _tried(session: Session, spec: ExperimentSpec, journal: EventLog) -> DryRunR
     begin_s = elapsed_s()
     loss = step.run(update)
     step.flush()
-    losses = {name: _finite(float(one)) for name, one in _named(loss).items()}
+    losses = {name: _finite(float(value)) for name, value in _named(loss).items()}
     step_s = elapsed_s() - begin_s
     if session.learning_rates.are_per_step:
         session.learning_rates.after_update()
@@ -123,9 +123,9 @@ def _tried(session: Session, spec: ExperimentSpec, journal: EventLog) -> DryRunR
     metrics: dict[str, float | None] = {}
     validation = None
     if session.validation_feed is not None:
-        found = first_validation(session)
-        warn_of_labels(session, found, journal)
-        metrics = {name: _finite(value) for name, value in found.metrics.items()}
+        measured = first_validation(session)
+        warn_of_labels(session, measured, event_log)
+        metrics = {name: _finite(value) for name, value in measured.metrics.items()}
         shown = next(session.validation_feed.updates(0, 0))
         validation = _batch(shown, session.validation_feed.num_samples)
     epochs, steps = (spec.epochs, spec.steps)

@@ -30,9 +30,9 @@ from flatout.engine.session.validation import Validator
 from flatout.engine.tensors.state_tree import Packed, pack
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckpointer, Snapshot
 from flatout.engine.training.metrics_log import MetricsLog, SilentMetricsLog
-from flatout.engine.training.oom_recovery import OomRecovery, means_of
-from flatout.engine.training.shard_loss_check import asking_limit_s
-from flatout.engine.training.updater import Made, Rollback, StepRunner, agreed, await_device
+from flatout.engine.training.oom_recovery import OomRecovery, oom_options_of
+from flatout.engine.training.shard_loss_check import split_check_limit_s
+from flatout.engine.training.updater import Rollback, StepRunner, UpdateResult, agreed, await_device
 from flatout.engine.training.weights_file import weights_metadata
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import Finding, Fix
@@ -64,7 +64,7 @@ class LoopContext:
     """
 
     folder: RunFolder
-    journal: EventLog
+    event_log: EventLog
     saver: AsyncCheckpointer | NoCheckpointer
     timer: StepTimer
     request: StopRequest
@@ -77,35 +77,35 @@ class Loop:
     Args:
         session: what is trained.
         limits: where it ends.
-        around: where it logs, saves and gets requests.
+        context: where it logs, saves and gets requests.
     """
 
-    def __init__(self, session: Session, limits: LoopLimits, around: LoopContext) -> None:
+    def __init__(self, session: Session, limits: LoopLimits, context: LoopContext) -> None:
         self._session = session
         self._limits = limits
-        self._saver = around.saver
-        self._timer = around.timer
-        self._journal = around.journal
-        self._request = around.request
+        self._saver = context.saver
+        self._timer = context.timer
+        self._event_log = context.event_log
+        self._request = context.request
         step = session.position.step
         ranks = session.ranks
-        means = means_of(session.facts, ranks.size)
+        oom_options = oom_options_of(session.facts, ranks.size)
         training = Training(
             experiment=session.experiment,
             seed=session.seed,
             device=session.device,
             data=session.train_data,
             num_parameters=session.facts.num_parameters,
-            limit_s=asking_limit_s(ranks),
+            limit_s=split_check_limit_s(ranks),
         )
-        ask = functools.partial(why_not_split, training)
-        self._oom_recovery = OomRecovery(around.journal, means, step, ranks, ask)
+        check_split = functools.partial(why_not_split, training)
+        self._oom_recovery = OomRecovery(context.event_log, oom_options, step, ranks, check_split)
         self._reporter: MetricsLog | SilentMetricsLog = SilentMetricsLog()
         if ranks.is_first:
-            self._reporter = MetricsLog(session, around.journal, around.timer, around.cap)
-        wishes = functools.partial(_requests, around, self._reporter)
-        self._runner = StepRunner(session, around.timer, self._oom_recovery, wishes)
-        self._validator = Validator(session, around.journal)
+            self._reporter = MetricsLog(session, context.event_log, context.timer, context.cap)
+        requests = functools.partial(_requests, context, self._reporter)
+        self._runner = StepRunner(session, context.timer, self._oom_recovery, requests)
+        self._validator = Validator(session, context.event_log)
         experiment = session.experiment
         every = experiment.validate_every
         self._validate_every = every if isinstance(every, int) else None
@@ -123,17 +123,17 @@ class Loop:
         except Rollback:
             return "back"
         except Exception as error:
-            shortage = as_out_of_memory(error)
-            if shortage is None:
+            oom = as_out_of_memory(error)
+            if oom is None:
                 self._oom_recovery.lost_elsewhere(error, self._session.position.step)
                 lost = loss_in(self._session.ranks, error)
                 if lost is not None:
                     raise lost from error
                 raise
         # Between two updates: it is unknown how much of the work is done.
-        await_device(self._session, self._oom_recovery, shortage)
+        await_device(self._session, self._oom_recovery, oom)
         try:
-            agreed(self._session, self._oom_recovery, shortage, "other", can_repeat=False)
+            agreed(self._session, self._oom_recovery, oom, "other", can_repeat=False)
         except Rollback:
             return "back"
         raise AssertionError("an update that cannot be repeated is rolled back")
@@ -157,7 +157,7 @@ class Loop:
         position = self._session.position
         self._runner.begin_epoch()
         while not self._limits.are_reached(position.epoch, position.step):
-            made = self._made()
+            made = self._make_update()
             if made is None:
                 self._end_epoch()
                 return None
@@ -167,7 +167,7 @@ class Loop:
                 return ending
         return None
 
-    def _made(self) -> Made | None:
+    def _make_update(self) -> UpdateResult | None:
         """Makes the next update. If its data cannot be read, what was trained is saved first.
 
         Not where the data has a state of its own: that is already in the middle of what failed.
@@ -205,13 +205,13 @@ class Loop:
             num_parts = session.ranks.size if session.sharding is not None else 1
             self._saver.expect_size(own.num_bytes * num_parts)
             if session.activations is not None and session.activations.is_without_effect():
-                self._journal.warn(position.step, _unused_checkpointing())
-            self._runner.look()
+                self._event_log.warn(position.step, _unused_checkpointing())
+            self._runner.detect_changes()
             self._is_first_update = False
         self._reporter.add(loss, num_samples)
         if self._reporter.is_due():
             self._runner.flush()
-            self._reporter.tell()
+            self._reporter.report()
 
     def _after_update(self) -> Ending | None:
         step = self._session.position.step
@@ -221,16 +221,16 @@ class Loop:
                 self._save(is_waiting=True)
             if self._validator.is_patience_over():
                 return "early"
-        wishes = self._runner.heard()
-        if wishes.is_save_due:
+        requests = self._runner.heard()
+        if requests.is_save_due:
             self._save()
-        if wishes.has_moved:
+        if requests.has_moved:
             moved, self._reporter.moved = self._reporter.moved, None
             self._runner.speed_up(moved or OutOfMemory(part="pace", because="reported by rank 0"))
         if self._limits.recipe_changes_at == step:
             return "recipe"
-        if wishes.stop is not None:
-            self._request.make(wishes.stop)
+        if requests.stop is not None:
+            self._request.make(requests.stop)
             return "stopped"
         self._timer.mark("other")
         return None
@@ -257,11 +257,11 @@ class Loop:
         """Validates; gives whether that took a recipe with less memory."""
         is_adapted = False
         self._runner.flush(is_waiting=True)
-        self._reporter.tell(is_waiting=True)
+        self._reporter.report(is_waiting=True)
         self._timer.mark("other")
         try:
-            while (shortage := self._try_to_validate()) is not None:
-                self._runner.take_less(shortage)
+            while (oom := self._try_to_validate()) is not None:
+                self._runner.take_less(oom)
                 is_adapted = True
         except Rollback:
             raise
@@ -282,13 +282,11 @@ class Loop:
             self._validator.validate()
             return None
         except Exception as error:
-            shortage = as_out_of_memory(error)
-            if shortage is None or position.validated_step == position.step:
+            oom = as_out_of_memory(error)
+            if oom is None or position.validated_step == position.step:
                 raise
         can_repeat = self._session.sharding is None
-        return agreed(
-            self._session, self._oom_recovery, shortage, "validation", can_repeat=can_repeat
-        )
+        return agreed(self._session, self._oom_recovery, oom, "validation", can_repeat=can_repeat)
 
     def _save(self, *, is_last: bool = False, is_waiting: bool = False) -> None:
         """Saves the state after the last update, in the background; never one with NaN in it.
@@ -302,16 +300,16 @@ class Loop:
             UsageError: state-cannot-be-taken-back.
         """
         self._runner.flush(is_waiting=True)
-        self._reporter.tell(is_waiting=True, is_last=is_last)
+        self._reporter.report(is_waiting=True, is_last=is_last)
         if not self._session.has_finite_weights():
             raise _nonfinite_weights(self._session.position.step)
         # A checkpoint that no resume can take would replace those that one can.
         check_is_taken_back(self._session.model, self._session.built_forms)
         for line in self._saver.take_written():
-            self._journal.event(line)
-        self._runner.look()
+            self._event_log.event(line)
+        self._runner.detect_changes()
         if not self._has_warned_of_lost:
-            self._has_warned_of_lost = _has_warned_of_lost(self._session, self._journal)
+            self._has_warned_of_lost = _has_warned_of_lost(self._session, self._event_log)
         self._timer.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.all_gather(own, about="generators")
@@ -336,7 +334,7 @@ class Loop:
         if others:
             state["generators_of_others"] = others
         state["split_s"] = self._timer.split_s()
-        state["metrics_bytes"] = self._journal.metrics_bytes()
+        state["metrics_bytes"] = self._event_log.metrics_bytes()
         # First, because it may fail: what is taken below is taken only once.
         packed = pack(state, is_copied=is_copied and whole is None)
         weights = self._validator.take_best()
@@ -370,12 +368,12 @@ def _put_together(
 
 
 def _requests(
-    around: LoopContext, reporter: MetricsLog | SilentMetricsLog, step: int
+    context: LoopContext, reporter: MetricsLog | SilentMetricsLog, step: int
 ) -> StepRequests:
     """This rank's requests after that many updates."""
     return StepRequests(
-        stop=around.request.reason,
-        is_save_due=around.saver.is_due(step),
+        stop=context.request.reason,
+        is_save_due=context.saver.is_due(step),
         has_moved=reporter.moved is not None,
     )
 
@@ -390,11 +388,11 @@ def _unused_checkpointing() -> Finding:
     )
 
 
-def _has_warned_of_lost(session: Session, journal: EventLog) -> bool:
+def _has_warned_of_lost(session: Session, event_log: EventLog) -> bool:
     """Warns of model state that checkpoints do not contain; returns whether there is any."""
     names = session.attributes.lost()
     if names:
-        journal.warn(session.position.step, _not_in_checkpoints(names))
+        event_log.warn(session.position.step, _not_in_checkpoints(names))
     return bool(names)
 
 

@@ -20,7 +20,7 @@ from flatout.system.clock import elapsed_s, now_s
 
 # Until so many seconds after the start, a line every so many seconds.
 _PACE = ((60.0, 0.1), (3600.0, 1.0), (float("inf"), 10.0))
-_SKIPS_TOLD = 10
+_MOST_SKIP_WARNINGS = 10
 
 
 class MetricsLog:
@@ -28,7 +28,7 @@ class MetricsLog:
 
     Args:
         session: what is trained.
-        journal: where it is logged.
+        event_log: where it is logged.
         timer: knows where the time went.
         cap: what is left to other programs of the GPU, where it is capped.
 
@@ -36,11 +36,11 @@ class MetricsLog:
     """
 
     def __init__(
-        self, session: Session, journal: EventLog, timer: StepTimer, cap: MemoryCap | None = None
+        self, session: Session, event_log: EventLog, timer: StepTimer, cap: MemoryCap | None = None
     ) -> None:
         self._cap = cap
         self._session = session
-        self._journal = journal
+        self._event_log = event_log
         self._timer = timer
         self._losses = Losses(session.device)
         self._began_s = self._line_s = elapsed_s()
@@ -67,7 +67,7 @@ class MetricsLog:
         every_s = next(every_s for until_s, every_s in _PACE if now - self._began_s < until_s)
         return now - self._line_s >= every_s
 
-    def tell(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
+    def report(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
         """Takes in the losses of the updates since the last call; writes a line if it is time.
 
         Args:
@@ -94,10 +94,10 @@ class MetricsLog:
     def end_epoch(self) -> None:
         """Writes the epoch's mean loss."""
         position = self._session.position
-        self.tell(is_waiting=True)
+        self.report(is_waiting=True)
         if position.epoch_loss_samples:
             loss = position.epoch_loss_sum / position.epoch_loss_samples
-            self._journal.metric(
+            self._event_log.metric(
                 EpochEnded(
                     at=now_s(),
                     step=position.step,
@@ -119,7 +119,7 @@ class MetricsLog:
         seconds = now - self._line_s - (validation_s - self._line_validation_s)
         samples_per_s = self._line_samples / seconds if seconds > 0 else None
         rates = session.optimizers.learning_rates()
-        self._journal.metric(
+        self._event_log.metric(
             Progress(
                 at=now_s(),
                 step=session.position.step,
@@ -138,14 +138,14 @@ class MetricsLog:
         self._line_s, self._line_samples, self._line_validation_s = now, 0, validation_s
         moved_bytes = self._spill.moved_bytes(samples_per_s) if samples_per_s is not None else 0
         if moved_bytes:
-            said = (
+            because = (
                 f"the driver moved {bytes_text(moved_bytes)} to system memory, and speed fell to "
                 "a third"
             )
-            self.moved = OutOfMemory(part="pace", because=said)
-        taken = self._cap.look() if self._cap is not None else None
-        if taken is not None:
-            self._journal.warn(session.position.step, taken)
+            self.moved = OutOfMemory(part="pace", because=because)
+        finding = self._cap.look() if self._cap is not None else None
+        if finding is not None:
+            self._event_log.warn(session.position.step, finding)
 
     def _nonfinite(self, loss: float, num_later: int) -> None:
         """A NaN or infinite loss, of the update that is the num_later-th from the newest."""
@@ -153,19 +153,19 @@ class MetricsLog:
         position = session.position
         step, update = position.step - num_later + 1, position.update - num_later
         indices = _sample_indices(session, update)
-        place = self._journal.keep_samples(step, position.epoch, indices) if indices else None
+        path = self._event_log.keep_samples(step, position.epoch, indices) if indices else None
         error = RunFailed(
             "nonfinite-loss",
             f"the loss of step {step:,} (epoch {position.epoch + 1}) is {loss}.",
-            because=f"the indices of its samples are in {place}" if place else None,
+            because=f"the indices of its samples are in {path}" if path else None,
             fix="lower the learning rate, set clip_norm, check these samples; or skip such "
             "batches with --use nonfinite_loss=skip",
         )
         if session.recipe.nonfinite_loss.value == "stop":
             raise error
         self._num_skips += 1
-        if self._num_skips <= _SKIPS_TOLD:
-            self._journal.warn_of(step, error)
+        if self._num_skips <= _MOST_SKIP_WARNINGS:
+            self._event_log.warn_of(step, error)
 
 
 class SilentMetricsLog:
@@ -180,7 +180,7 @@ class SilentMetricsLog:
         """See MetricsLog."""
         return False
 
-    def tell(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
+    def report(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
         """See MetricsLog."""
 
     def end_epoch(self) -> None:

@@ -21,7 +21,7 @@ from flatout.schema.recipe import Choice, Recipe
 from flatout.tune.oom_policy import OomOptions, oom_recipe_fields, samples_in_micro_batch
 
 # Why a batch cannot be split further under a recipe, checked on the device or on the CPU.
-Ask = Callable[..., str | None]
+SplitCheck = Callable[..., str | None]
 
 
 class OomRecovery:
@@ -30,70 +30,74 @@ class OomRecovery:
     growth_after: the step after which larger micro-batches should be tried; infinity tries none.
 
     Args:
-        journal: of the run; its history has earlier decisions.
-        means: how its step can take less.
+        event_log: of the run; its history has earlier decisions.
+        options: how its step can take less.
         step: the updates made so far.
         ranks: those that decide alike; rank 0 logs it.
-        ask: why a batch under a recipe cannot be split further; None where it can. With
+        check_split: why a batch under a recipe cannot be split further; None where it can. With
             `has_device=False` the GPU is left alone.
     """
 
     def __init__(
         self,
-        journal: EventLog,
-        means: OomOptions,
+        event_log: EventLog,
+        options: OomOptions,
         step: int,
         ranks: RankGroup = ALONE,
-        ask: Ask | None = None,
+        check_split: SplitCheck | None = None,
     ) -> None:
-        self._journal = journal
+        self._event_log = event_log
         self._ranks = ranks
-        self._means = means
-        self._ask = ask
+        self._options = options
+        self._check_split = check_split
         self._own_loss: RunFailed | None = None
         self._read(step)
 
     def _read(self, step: int) -> None:
-        self._history = self._ranks.broadcast_from_rank0(lambda: self._journal.history, History)
+        self._history = self._ranks.broadcast_from_rank0(lambda: self._event_log.history, History)
         self._growth = self._history.growth(step)
         self.growth_after = self._growth.after_step if self._growth is not None else math.inf
 
-    def less(self, shortage: OutOfMemory, step: int, *, is_in_place: bool) -> Recipe:
+    def less(self, oom: OutOfMemory, step: int, *, is_in_place: bool) -> Recipe:
         """The recipe with which the step after `step` takes less memory; in the history by now.
 
         Raises:
             RunFailed: out-of-memory, where there is none that computes the same.
         """
-        self._learn(shortage, step, self._ranks)
-        self._write_less(shortage, step, is_in_place=is_in_place)
+        self._learn(oom, step, self._ranks)
+        self._write_less(oom, step, is_in_place=is_in_place)
         self._read(step)
         return _recipe_at(self._history, step)
 
     def _learn(
-        self, shortage: OutOfMemory, step: int, ranks: RankGroup, *, has_device: bool = True
+        self, oom: OutOfMemory, step: int, ranks: RankGroup, *, has_device: bool = True
     ) -> None:
-        """Asks, before the batch is split for the first time, whether that computes the same."""
+        """Checks, before the batch is split for the first time, whether that computes the same."""
         recipe = _recipe_at(self._history, step)
-        changes = oom_recipe_fields(recipe, self._means, shortage.part)
+        changes = oom_recipe_fields(recipe, self._options, oom.part)
         is_split = isinstance(changes, dict) and "micro_batch_size" in changes
-        told = [line.adaptation for line in self._history.decisions if line.adaptation is not None]
-        reasons = [one.not_split for one in told if one.not_split is not None]
-        if not is_split or recipe.out_of_memory.value == "shrink" or self._ask is None:
+        adaptations = [
+            line.adaptation for line in self._history.decisions if line.adaptation is not None
+        ]
+        reasons = [
+            adaptation.not_split for adaptation in adaptations if adaptation.not_split is not None
+        ]
+        if not is_split or recipe.out_of_memory.value == "shrink" or self._check_split is None:
             return
         shares = self._history.shares
         if reasons:
             reason: str | None = reasons[-1]
         elif shares is not None and shares.is_checked:
             reason = shares.reason
-        elif any(one.kind == "smaller" for one in told):
+        elif any(adaptation.kind == "smaller" for adaptation in adaptations):
             return
         else:
-            lost = {} if has_device else {"has_device": False}
-            ask = functools.partial(self._ask, recipe, **lost)
-            reason = ranks.broadcast_from_rank0(ask, str | None, about="parts of a batch")
-        self._means = msgspec.structs.replace(self._means, not_split=reason)
+            arguments = {} if has_device else {"has_device": False}
+            check = functools.partial(self._check_split, recipe, **arguments)
+            reason = ranks.broadcast_from_rank0(check, str | None, about="parts of a batch")
+        self._options = msgspec.structs.replace(self._options, not_split=reason)
 
-    def lost_here(self, error: RunFailed, shortage: OutOfMemory, step: int) -> None:
+    def lost_here(self, error: RunFailed, oom: OutOfMemory, step: int) -> None:
         """Makes the process that resumes after this GPU was lost use less memory after `step`.
 
         No collective: the other ranks are elsewhere, and hear of it when this one leaves.
@@ -102,8 +106,8 @@ class OomRecovery:
             RunFailed: out-of-memory.
         """
         self._own_loss = error
-        self._learn(shortage, step, ALONE, has_device=False)
-        self._write_less(shortage, step, is_in_place=False)
+        self._learn(oom, step, ALONE, has_device=False)
+        self._write_less(oom, step, is_in_place=False)
 
     def lost_elsewhere(self, error: Exception, step: int) -> None:
         """The same if an exception says that another rank has lost its GPU: the first one writes.
@@ -113,32 +117,32 @@ class OomRecovery:
         """
         if not isinstance(error, RunFailed) or error.rule != "gpu-state-lost":
             return
-        # The others would ask whether a batch can be split, and write nothing.
+        # The others would check whether a batch can be split, and write nothing.
         if not self._ranks.is_first:
             return
         if error is not self._own_loss:
-            shortage = OutOfMemory(part="other", because=error.because or error.problem)
-            self._learn(shortage, step, ALONE)
-            self._write_less(shortage, step, is_in_place=False, num_behind=1)
+            oom = OutOfMemory(part="other", because=error.because or error.problem)
+            self._learn(oom, step, ALONE)
+            self._write_less(oom, step, is_in_place=False, num_behind=1)
 
     def _write_less(
-        self, shortage: OutOfMemory, step: int, *, is_in_place: bool, num_behind: int = 0
+        self, oom: OutOfMemory, step: int, *, is_in_place: bool, num_behind: int = 0
     ) -> None:
         """num_behind: so many updates fewer than here may have been made where memory ran out."""
         recipe, step = _recipe_at(self._history, step), max(0, step - num_behind)
-        changes = oom_recipe_fields(recipe, self._means, shortage.part)
+        changes = oom_recipe_fields(recipe, self._options, oom.part)
         if isinstance(changes, str):
-            raise _no_relief(shortage, changes, recipe, self._means)
-        before = samples_in_micro_batch(recipe, self._means)
+            raise _no_relief(oom, changes, recipe, self._options)
+        before = samples_in_micro_batch(recipe, self._options)
         adaptation = OomAdaptation(
             kind=_kind_of(changes),
             step=step + 1,
             before=before,
             after=changes.get("micro_batch_size", before),
-            part=shortage.part,
+            part=oom.part,
             is_in_place=is_in_place,
-            because=shortage.because,
-            not_split=self._means.not_split,
+            because=oom.because,
+            not_split=self._options.not_split,
         )
         self._write(step, changes, adaptation, f"out of memory at step {step + 1:,}")
 
@@ -162,7 +166,7 @@ class OomRecovery:
         recipe = _recipe_at(self._history, step)
         if recipe.compiled.origin == "yours":
             raise failure
-        size = samples_in_micro_batch(recipe, self._means)
+        size = samples_in_micro_batch(recipe, self._options)
         adaptation = OomAdaptation(
             kind="uncompiled",
             step=step + 1,
@@ -186,15 +190,15 @@ class OomRecovery:
         Args:
             kind: without a graph, where recording it has ended this process; or without keeping
                 samples, here and now.
-            error: that said so.
+            error: the reason.
             step: the newest one.
         """
         if not self._ranks.is_first:
             return
-        size = samples_in_micro_batch(_recipe_at(self._history, step), self._means)
+        size = samples_in_micro_batch(_recipe_at(self._history, step), self._options)
         is_lost = isinstance(error, RunFailed)
         self._own_loss = error if isinstance(error, RunFailed) else None
-        one = OomAdaptation(
+        adaptation = OomAdaptation(
             kind=kind,
             step=step + 1,
             before=size,
@@ -207,20 +211,22 @@ class OomRecovery:
             "uncaptured": "recording a graph failed",
             "uncached": error.because or "its samples cannot be cached",
         }
-        self._write(step, changes[kind], one, whys[kind])
-        self._history = self._journal.history
+        self._write(step, changes[kind], adaptation, whys[kind])
+        self._history = self._event_log.history
 
     def warn(self, step: int, error: FlatoutError) -> None:
         """Logs an error that does not end the training."""
-        self._journal.warn_of(step, error)
+        self._event_log.warn_of(step, error)
 
-    def _write(self, step: int, changes: dict[str, Any], one: OomAdaptation, why: str) -> None:
+    def _write(
+        self, step: int, changes: dict[str, Any], adaptation: OomAdaptation, why: str
+    ) -> None:
         choices = {
-            name: Choice(value=value, why=why, origin="measured", evidence=one.because)
+            name: Choice(value=value, why=why, origin="measured", evidence=adaptation.because)
             for name, value in changes.items()
         }
-        for line in self._history.adapted(step, choices, one):
-            self._journal.event(line, is_synced=True)
+        for line in self._history.adapted(step, choices, adaptation):
+            self._event_log.event(line, is_synced=True)
 
 
 def _recipe_at(history: History, step: int) -> Recipe:
@@ -229,7 +235,7 @@ def _recipe_at(history: History, step: int) -> Recipe:
     return recipe
 
 
-def means_of(facts: ExperimentFacts, num_ranks: int) -> OomOptions:
+def oom_options_of(facts: ExperimentFacts, num_ranks: int) -> OomOptions:
     """The options for a step with less memory, with so many ranks sharing each batch."""
     return OomOptions(
         # Of the largest share: a micro-batch of more samples than that would save nothing.
@@ -241,7 +247,7 @@ def means_of(facts: ExperimentFacts, num_ranks: int) -> OomOptions:
 
 
 def relieved_after_kill(
-    journal: EventLog, means: OomOptions, step: int, ask: Ask | None = None
+    event_log: EventLog, options: OomOptions, step: int, check_split: SplitCheck | None = None
 ) -> Recipe:
     """The recipe for resuming after the kernel killed a process because memory was full.
 
@@ -251,8 +257,10 @@ def relieved_after_kill(
         RunFailed: out-of-memory, where there is none that computes the same.
     """
     because = "the kernel killed the process: the computer was out of memory"
-    shortage = OutOfMemory(part="process", because=because)
-    return OomRecovery(journal, means, step, ask=ask).less(shortage, step, is_in_place=False)
+    oom = OutOfMemory(part="process", because=because)
+    return OomRecovery(event_log, options, step, check_split=check_split).less(
+        oom, step, is_in_place=False
+    )
 
 
 def _kind_of(changes: dict[str, Any]) -> Kind:
@@ -261,18 +269,18 @@ def _kind_of(changes: dict[str, Any]) -> Kind:
     return "smaller" if "micro_batch_size" in changes else "recomputed"
 
 
-def _no_relief(shortage: OutOfMemory, reason: str, recipe: Recipe, means: OomOptions) -> RunFailed:
-    failed = no_algorithm(shortage.because)
+def _no_relief(oom: OutOfMemory, reason: str, recipe: Recipe, options: OomOptions) -> RunFailed:
+    failed = no_algorithm(oom.because)
     if failed is not None:
         return failed
-    size = samples_in_micro_batch(recipe, means)
+    size = samples_in_micro_batch(recipe, options)
     fix = "use a smaller batch_size or model; or free memory, and resume the run"
-    if means.has_batch_norm and recipe.out_of_memory.value == "auto" and size > 1:
+    if options.has_batch_norm and recipe.out_of_memory.value == "auto" and size > 1:
         fix = (
             "resume with --on-oom shrink to let BatchNorm see smaller micro-batches; or use a "
             "smaller batch_size, or norms without running statistics, such as GroupNorm"
         )
-    elif means.not_split is not None:
+    elif options.not_split is not None:
         fix = (
             "if `loss` returns a mean, return a sum and its count instead; or use a smaller "
             "batch_size; or resume with --on-oom shrink to compute it over smaller parts"
@@ -285,6 +293,6 @@ def _no_relief(shortage: OutOfMemory, reason: str, recipe: Recipe, means: OomOpt
     return RunFailed(
         "out-of-memory",
         f"not enough memory for this step, and no way to use less: {reason}.",
-        because=shortage.because,
+        because=oom.because,
         fix=fix,
     )

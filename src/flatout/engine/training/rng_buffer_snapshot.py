@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flatout.engine.tensors.state_tree import compact
 
 # A buffer by where its module has it: modules may put another tensor there.
-_Place = tuple[dict[str, Tensor | None], str]
+_BufferSlot = tuple[dict[str, Tensor | None], str]
 
 
 class StepSnapshot:
@@ -40,9 +40,9 @@ class StepSnapshot:
         # Until the first batch was made, all of them may be what it moves.
         self._moving = _generators(device)
         self._resting: dict[str, _Generator] = {}
-        self._moving_buffers = _by_kind(_places(model))
+        self._moving_buffers = _by_kind(_buffer_slots(model))
         self._resting_buffers = _Buffers([])
-        self._has_looked = False
+        self._has_detected = False
 
     def keep(self) -> None:
         """A batch begins: what moves is kept as it is now."""
@@ -52,16 +52,16 @@ class StepSnapshot:
             buffers.keep()
 
     @torch.no_grad()
-    def look(self) -> None:
+    def detect_changes(self) -> None:
         """Finds out what moves; to be called after the first batch, and now and then."""
-        if not self._has_looked:
-            self._has_looked = True
-            self._resting = {n: one for n, one in self._moving.items() if not one.has_moved()}
-            moved = [place for one in self._moving_buffers for place in one.moved_places()]
+        if not self._has_detected:
+            self._has_detected = True
+            self._resting = {n: g for n, g in self._moving.items() if not g.has_moved()}
+            moved = [slot for group in self._moving_buffers for slot in group.moved_slots()]
         else:
-            self._resting = {n: one for n, one in self._resting.items() if not one.has_moved()}
-            moved = [place for one in self._moving_buffers for place in one.places]
-            moved += self._resting_buffers.moved_places()
+            self._resting = {n: g for n, g in self._resting.items() if not g.has_moved()}
+            moved = [slot for group in self._moving_buffers for slot in group.slots]
+            moved += self._resting_buffers.moved_slots()
         self._moving = {
             # NumPy's may be there only now.
             name: generator
@@ -69,9 +69,9 @@ class StepSnapshot:
             if name not in self._resting
         }
         keys = set(map(_key, moved))
-        places = _places(self._model)
-        self._moving_buffers = _by_kind([place for place in places if _key(place) in keys])
-        self._resting_buffers = _Buffers([p for p in places if _key(p) not in keys])
+        slots = _buffer_slots(self._model)
+        self._moving_buffers = _by_kind([slot for slot in slots if _key(slot) in keys])
+        self._resting_buffers = _Buffers([p for p in slots if _key(p) not in keys])
         # Read once, and compared on the CPU: the device's memory is for the step.
         self._resting_buffers.keep(torch.device("cpu"))
 
@@ -79,13 +79,13 @@ class StepSnapshot:
     def restore(self) -> bool:
         """Puts everything back as it was when the batch began; False where that is not known."""
         generators = self._moving | self._resting
-        kept = [*self._moving_buffers, self._resting_buffers]
+        groups = [*self._moving_buffers, self._resting_buffers]
         is_known = (
-            all(buffers.has_all() for buffers in kept)
+            all(buffers.has_all() for buffers in groups)
             and _generators(self._device).keys() == generators.keys()
-            and len(_places(self._model)) == sum(len(buffers.places) for buffers in kept)
+            and len(_buffer_slots(self._model)) == sum(len(buffers.slots) for buffers in groups)
             and not any(generator.has_moved() for generator in self._resting.values())
-            and not self._resting_buffers.moved_places()
+            and not self._resting_buffers.moved_slots()
         )
         if is_known:
             for generator in self._moving.values():
@@ -95,7 +95,7 @@ class StepSnapshot:
         return is_known
 
 
-def _places(model: nn.Module) -> list[_Place]:
+def _buffer_slots(model: nn.Module) -> list[_BufferSlot]:
     return [
         (module._buffers, name)
         for module in model.modules()
@@ -104,14 +104,14 @@ def _places(model: nn.Module) -> list[_Place]:
     ]
 
 
-def _key(place: _Place) -> tuple[int, str]:
-    return id(place[0]), place[1]
+def _key(slot: _BufferSlot) -> tuple[int, str]:
+    return id(slot[0]), slot[1]
 
 
-def _by_kind(places: list[_Place]) -> list[_Buffers]:
+def _by_kind(slots: list[_BufferSlot]) -> list[_Buffers]:
     """Groups of tensors that one kernel can copy."""
-    groups: defaultdict[Any, list[_Place]] = defaultdict(list)
-    for buffers, name in places:
+    groups: defaultdict[Any, list[_BufferSlot]] = defaultdict(list)
+    for buffers, name in slots:
         buffer = buffers[name]
         assert buffer is not None
         groups[buffer.dtype, buffer.device].append((buffers, name))
@@ -121,8 +121,8 @@ def _by_kind(places: list[_Place]) -> list[_Buffers]:
 class _Buffers:
     """Buffers with copies of them."""
 
-    def __init__(self, places: list[_Place]) -> None:
-        self.places = places
+    def __init__(self, slots: list[_BufferSlot]) -> None:
+        self.slots = slots
         self._tensors: list[Tensor] = []
         # Of an expanded one the part that is in memory; each other is itself.
         self._compact: list[Tensor] = []
@@ -131,35 +131,35 @@ class _Buffers:
     @torch.no_grad()
     def keep(self, device: torch.device | None = None) -> None:
         """Copies them; elsewhere if a device is given."""
-        found = [buffers.get(name) for buffers, name in self.places]
-        tensors = [one for one in found if one is not None]
+        buffers_now = [buffers.get(name) for buffers, name in self.slots]
+        tensors = [buffer for buffer in buffers_now if buffer is not None]
         is_same = len(tensors) == len(self._tensors) > 0
         if is_same and all(map(operator.is_, tensors, self._tensors)):
             torch._foreach_copy_(self._copies, self._compact)
             return
         # Memory may be short for them: then nothing is kept, rather than half of it.
-        parts = [compact(one) for one in tensors]
-        copies = [one.detach().to(device or one.device, copy=True) for one in parts]
+        parts = [compact(buffer) for buffer in tensors]
+        copies = [buffer.detach().to(device or buffer.device, copy=True) for buffer in parts]
         self._tensors, self._compact, self._copies = tensors, parts, copies
 
     def has_all(self) -> bool:
         """Whether none was missing when they were copied: a module may take one away."""
-        return len(self._tensors) == len(self.places)
+        return len(self._tensors) == len(self.slots)
 
-    def moved_places(self) -> list[_Place]:
-        """The places whose tensor, or its numbers, changed since the copy."""
+    def moved_slots(self) -> list[_BufferSlot]:
+        """The slots whose tensor, or its numbers, changed since the copy."""
         if not self.has_all():
-            return self.places
-        kept = zip(self.places, self._tensors, self._compact, self._copies, strict=True)
+            return self.slots
+        copied = zip(self.slots, self._tensors, self._compact, self._copies, strict=True)
         return [
             (buffers, name)
-            for (buffers, name), tensor, part, copy in kept
+            for (buffers, name), tensor, part, copy in copied
             if buffers.get(name) is not tensor or not _is_same(part, copy)
         ]
 
     def restore(self) -> None:
         for (buffers, name), tensor, part, copy in zip(
-            self.places, self._tensors, self._compact, self._copies, strict=True
+            self.slots, self._tensors, self._compact, self._copies, strict=True
         ):
             part.data.copy_(copy)
             buffers[name] = tensor
@@ -185,27 +185,27 @@ class _Generator:
 
 def _generators(device: torch.device) -> dict[str, _Generator]:
     """The generators that a step may draw from, by their library."""
-    found = {
+    generators = {
         "torch": _Generator(torch.get_rng_state, torch.set_rng_state),
         "python": _Generator(random.getstate, random.setstate),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found["numpy"] = _Generator(numpy.random.get_state, numpy.random.set_state)
+        generators["numpy"] = _Generator(numpy.random.get_state, numpy.random.set_state)
     if device.type == "cuda":
-        found["cuda"] = _Generator(
+        generators["cuda"] = _Generator(
             lambda: torch.cuda.get_rng_state(device),
             lambda state: torch.cuda.set_rng_state(state, device),
         )
-    return found
+    return generators
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one.cpu(), other.cpu())
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if hasattr(one, "tolist"):
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor):
+        return torch.equal(first.cpu(), second.cpu())
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_is_same, first, second))
+    if hasattr(first, "tolist"):
         # NumPy's, whose `==` gives an array.
-        return bool(one.tolist() == other.tolist())
-    return bool(one == other)
+        return bool(first.tolist() == second.tolist())
+    return bool(first == second)

@@ -10,7 +10,7 @@ import torch
 from flatout import __version__
 from flatout.engine.ranks.protocol import RankGroup
 from flatout.engine.runlog.history import History
-from flatout.engine.session.session import Built, Session
+from flatout.engine.session.session import BuiltExperiment, Session
 from flatout.engine.training.loop import LoopLimits
 from flatout.errors import UsageError
 from flatout.schema.change import Change
@@ -70,7 +70,7 @@ def versions_here(device: torch.device) -> dict[str, str]:
     return versions
 
 
-def check_ranks(ranks: RankGroup, recipe: Recipe, built: Built) -> None:
+def check_ranks(ranks: RankGroup, recipe: Recipe, built: BuiltExperiment) -> None:
     """Refuses what several ranks cannot do.
 
     Raises:
@@ -103,7 +103,7 @@ def check_ranks(ranks: RankGroup, recipe: Recipe, built: Built) -> None:
         )
 
 
-def _check_spread(recipe: Recipe, built: Built) -> None:
+def _check_spread(recipe: Recipe, built: BuiltExperiment) -> None:
     reasons = {
         "an experiment with its own `step`": built.experiment.step is not None,
         "`memory_format=channels_last`": recipe.memory_format.value != "contiguous",
@@ -120,9 +120,9 @@ def _check_spread(recipe: Recipe, built: Built) -> None:
             )
 
 
-def are_other_ranks(ranks: RankGroup, held: Recipe | None, history: History) -> bool:
+def are_other_ranks(ranks: RankGroup, previous: Recipe | None, history: History) -> bool:
     """Whether the processor is shared among more or fewer ranks than when the recipe was chosen."""
-    if held is None or history.versions is None or held.num_threads.origin == "yours":
+    if previous is None or history.versions is None or previous.num_threads.origin == "yours":
         return False
     return history.num_ranks != ranks.size
 

@@ -34,9 +34,9 @@ def limits_of(
     """The length of a run: as changed now, else as extended before, else as it was started, else of
     the experiment.
     """
-    for one in (change, history, spec):
-        if one.epochs is not None or one.steps is not None:
-            return LoopLimits(epochs=one.epochs, steps=one.steps)
+    for source in (change, history, spec):
+        if source.epochs is not None or source.steps is not None:
+            return LoopLimits(epochs=source.epochs, steps=source.steps)
     return LoopLimits(epochs=experiment.epochs, steps=experiment.steps)
 
 
@@ -60,13 +60,13 @@ def run_is_finished(
 
 
 def check_schedule(
-    session: Session, journal: EventLog, run: str, spec: ExperimentSpec, change: Change
+    session: Session, event_log: EventLog, run: str, spec: ExperimentSpec, change: Change
 ) -> None:
-    """Refuses to train without a learning rate; says where the last steps have none.
+    """Refuses to train without a learning rate; warns where the last steps have none.
 
     Args:
         session: what is trained, at the resumed position.
-        journal: where it is logged.
+        event_log: where it is logged.
         run: the run's name.
         spec: what it was started with.
         change: what is changed now.
@@ -76,21 +76,21 @@ def check_schedule(
     """
     rates, position = session.learning_rates, session.position
     num_made = position.step if rates.are_per_step else position.epoch
-    found = rates.outlook(num_made)
-    if found is None or found.num_idle <= 0:
+    outlook = rates.outlook(num_made)
+    if outlook is None or outlook.num_idle <= 0:
         return
     unit = "update" if rates.are_per_step else "epoch"
-    problem = _problem(found, unit)
-    because = f"`schedule` has a learning rate for {found.num_live:,} {unit}s; the run has "
-    because += f"{found.num_steps:,}"
-    if found.because is not None:
-        because += f" ({found.because})"
-    is_refused = found.because is not None or found.num_idle >= _MOST_IDLE * found.num_to_come
+    problem = _problem(outlook, unit)
+    because = f"`schedule` has a learning rate for {outlook.num_live:,} {unit}s; the run has "
+    because += f"{outlook.num_steps:,}"
+    if outlook.because is not None:
+        because += f" ({outlook.because})"
+    is_refused = outlook.because is not None or outlook.num_idle >= _MOST_IDLE * outlook.num_to_come
     if is_refused:
         fix = _fix_of_longer(run, spec, change) if num_made else _FIX_OF_NEW
         raise UsageError("schedule-is-over", problem, because=because, fix=fix)
-    if found.num_idle >= max(2, found.num_to_come // 100):
-        journal.warn(
+    if outlook.num_idle >= max(2, outlook.num_to_come // 100):
+        event_log.warn(
             position.step,
             Finding(
                 rule="schedule-is-over",
@@ -102,15 +102,18 @@ def check_schedule(
         )
 
 
-def _problem(found: Outlook, unit: str) -> str:
-    if found.because is not None:
-        place = found.num_live + 1
-        return f"the learning-rate schedule ends before {unit} {place:,} of {found.num_steps:,}."
-    if found.num_idle == found.num_to_come:
-        which = f"all {found.num_idle:,} {unit}s to come"
-        which = which if found.num_idle > 1 else f"the {unit} to come"
+def _problem(outlook: Outlook, unit: str) -> str:
+    if outlook.because is not None:
+        first_without = outlook.num_live + 1
+        return (
+            f"the learning-rate schedule ends before {unit} {first_without:,} of "
+            f"{outlook.num_steps:,}."
+        )
+    if outlook.num_idle == outlook.num_to_come:
+        which = f"all {outlook.num_idle:,} {unit}s to come"
+        which = which if outlook.num_idle > 1 else f"the {unit} to come"
     else:
-        which = f"the last {found.num_idle:,} of {found.num_to_come:,} {unit}s to come"
+        which = f"the last {outlook.num_idle:,} of {outlook.num_to_come:,} {unit}s to come"
     return f"the learning rate is 0 for {which}: the weights would not change."
 
 

@@ -18,18 +18,18 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.gpu_memory import release_memory
 from flatout.engine.runtime.oom import as_out_of_memory
 from flatout.engine.session.session import Session, build, process_settings
-from flatout.engine.session.validation import Measured, check_best, labels_problem, measure
+from flatout.engine.session.validation import ValidationResult, check_best, labels_problem, measure
 from flatout.engine.step.step import bad_loss
 
 
-def check_validation(session: Session, journal: EventLog) -> None:
+def check_validation(session: Session, event_log: EventLog) -> None:
     """Tries one batch of the validation data, if there is any.
 
     Where the model is spread over ranks they would have to agree on each pass: it is left out.
 
     Args:
         session: what to train; as it was when this returns.
-        journal: where labels that do not fit are logged.
+        event_log: where labels that do not fit are logged.
 
     Raises:
         UsageError: unknown-metric, metric-is-not-a-scalar, loss-is-not-a-scalar; and whatever the
@@ -49,16 +49,16 @@ def check_validation(session: Session, journal: EventLog) -> None:
         # Memory is short: the validation itself knows how to continue with less.
         release_memory()
         return
-    warn_of_labels(session, measured, journal)
+    warn_of_labels(session, measured, event_log)
 
 
-def warn_of_labels(session: Session, measured: Measured, journal: EventLog) -> None:
+def warn_of_labels(session: Session, measured: ValidationResult, event_log: EventLog) -> None:
     """Warns once of more or fewer labels than classes."""
     for name, confusion in measured.confusions.items():
         problem = labels_problem(name, confusion, session.experiment.labels)
-        if problem is not None and problem.rule not in session.told:
-            session.told.add(problem.rule)
-            journal.warn(session.position.step, problem)
+        if problem is not None and problem.rule not in session.warned_rules:
+            session.warned_rules.add(problem.rule)
+            event_log.warn(session.position.step, problem)
 
 
 def check_before_search(
@@ -96,7 +96,7 @@ def check_before_search(
             session.close()
 
 
-def first_validation(session: Session) -> Measured:
+def first_validation(session: Session) -> ValidationResult:
     """Metrics of the first batch of the validation data; the session is left as it was.
 
     Raises:
@@ -128,10 +128,10 @@ def _try_training_loss(session: Session) -> None:
         return
     micro_batches = next(session.feed.updates(0, 0), [])
     for batch, _ in micro_batches[:1]:
-        placed = session.place(batch) if session.place is not None else batch
+        placed = session.to_device(batch) if session.to_device is not None else batch
         session.model.train()
         with session.autocast():
-            given = loss(session.model, placed)
-        value = given[0] if isinstance(given, tuple) else given
+            result = loss(session.model, placed)
+        value = result[0] if isinstance(result, tuple) else result
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise bad_loss(value, "`loss(model, batch)` returned")

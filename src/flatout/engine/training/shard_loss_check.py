@@ -1,4 +1,4 @@
-"""Asked once before ranks train: is the loss of their shares of a batch the loss of the batch?
+"""Checked once before ranks train: is the loss of their shares of a batch the loss of the batch?
 
 It is not where samples are compared with each other (CLIP, SimCLR). Ranks train all the same, as
 with DDP, but the user should know.
@@ -13,7 +13,7 @@ from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import RankGroup
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime.gpu_memory import free_bytes
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.recipe import Recipe
 from flatout.schema.run_lines import SharesChecked
@@ -25,11 +25,11 @@ _COPIES = 6
 # Of what is free in the computer's memory.
 _SHARE = 0.5
 _CPU = torch.device("cpu")
-# The other ranks wait for the answer, at a meeting with a limit.
+# The other ranks wait for the result, at a meeting with a limit.
 _MOST_S, _OF_LIMIT = 60.0, 0.25
 
 
-def asking_limit_s(ranks: RankGroup) -> float | None:
+def split_check_limit_s(ranks: RankGroup) -> float | None:
     """Time for the first rank to check whether a batch can be split; None if nothing waits."""
     if not isinstance(ranks, MultiRank):
         return None
@@ -37,38 +37,40 @@ def asking_limit_s(ranks: RankGroup) -> float | None:
 
 
 def check_shares(
-    built: Built,
+    built: BuiltExperiment,
     recipe: Recipe,
-    journal: EventLog,
+    event_log: EventLog,
     step: int,
     limit_s: float | None = None,
 ) -> None:
-    """Checks whether shares compute the same, unless the history has the answer; logs it there.
+    """Checks whether shares compute the same, unless the history has the result; logs it there.
 
     Args:
         built: the experiment. recipe: with which it is trained.
-        journal: of the run.
+        event_log: of the run.
         step: the newest one.
         limit_s: about how long it may take; None as long as it does.
     """
-    experiment, history = built.experiment, journal.history
+    experiment, history = built.experiment, event_log.history
     # A step of its own says itself what is a mean over the samples of a share.
     if history.shares is not None or experiment.loss is None or built.facts.batch_size < 2:
         return
-    # Where the process ends over the question, the next one does not ask it again.
+    # Where the process ends during the check, the next one does not repeat it.
     begun = f"{UNCHECKED}: a process exited before the check was done"
     unchecked = SharesChecked(at=now_s(), step=step, reason=begun, is_checked=False)
-    journal.event(unchecked, is_synced=True)
+    event_log.event(unchecked, is_synced=True)
     reason = _why_not(built, recipe, limit_s)
     is_checked = reason is None or not reason.startswith(UNCHECKED)
     line = SharesChecked(at=now_s(), step=step, reason=reason, is_checked=is_checked)
-    journal.event(line, is_synced=True)
+    event_log.event(line, is_synced=True)
     if reason is not None:
-        journal.warn(step, _finding(reason, is_checked=is_checked))
+        event_log.warn(step, _finding(reason, is_checked=is_checked))
 
 
-def _why_not(built: Built, recipe: Recipe, limit_s: float | None) -> str | None:
-    num_bytes = sum(one.numel() * one.element_size() for one in built.model.parameters())
+def _why_not(built: BuiltExperiment, recipe: Recipe, limit_s: float | None) -> str | None:
+    num_bytes = sum(
+        parameter.numel() * parameter.element_size() for parameter in built.model.parameters()
+    )
     needed, free = _COPIES * num_bytes, free_bytes(_CPU)
     if needed > _SHARE * free:
         return (

@@ -35,7 +35,7 @@ from flatout.engine.runtime.gpu_memory import (
 from flatout.engine.runtime.step_timer import StepTimer, peak_allocated_bytes, peak_memory_bytes
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.session.pinned_memory import pinning_problem, with_pinning_tried
-from flatout.engine.session.session import Built, Session, build, process_settings
+from flatout.engine.session.session import BuiltExperiment, Session, build, process_settings
 from flatout.engine.session.state import forget_tensors, own_state_of, state_of, take_over
 from flatout.engine.tensors.state_tree import pack, unpack
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckpointer
@@ -48,7 +48,7 @@ from flatout.engine.training.changed_experiment import (
 )
 from flatout.engine.training.checkpoints import shared_checkpoint
 from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
-from flatout.engine.training.oom_recovery import means_of, relieved_after_kill
+from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
 from flatout.engine.training.run_checks import (
     are_other_ranks,
     busy_cpus_finding,
@@ -61,7 +61,7 @@ from flatout.engine.training.run_checks import (
 )
 from flatout.engine.training.run_length import check_schedule, limits_of, run_is_finished
 from flatout.engine.training.sanity_check import check_before_search, check_validation
-from flatout.engine.training.shard_loss_check import asking_limit_s, check_shares
+from flatout.engine.training.shard_loss_check import check_shares, split_check_limit_s
 from flatout.engine.training.weights_file import init_weights, keep_weights
 from flatout.engine.tuner.candidate_builder import TuningTask
 from flatout.engine.tuner.code_outline import outline
@@ -112,18 +112,18 @@ class Trainer:
     Args:
         task: which run.
         experiment: what is trained.
-        journal: where it is logged.
+        event_log: where it is logged.
         state: of the last checkpoint; None at the beginning.
     """
 
     def __init__(
-        self, task: TrainTask, experiment: Experiment, journal: EventLog, state: Any
+        self, task: TrainTask, experiment: Experiment, event_log: EventLog, state: Any
     ) -> None:
         self._task = task
         self._experiment = experiment
-        self._journal = journal
+        self._event_log = event_log
         self._state = state
-        self._history = task.ranks.broadcast_from_rank0(lambda: journal.history, History)
+        self._history = task.ranks.broadcast_from_rank0(lambda: event_log.history, History)
         self._began_s = elapsed_s()
         self._watch = LoadWatch()
         self._load_s = now_s() - psutil.Process().create_time()
@@ -153,20 +153,22 @@ class Trainer:
         ranks = self._task.ranks
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         device_name = ranks.device_name(device_name)
-        held, layout = recipe, _layout(ranks, named, recipe)
+        previous, layout = recipe, _layout(ranks, named, recipe)
         with rng.untouched_generators(chosen_device(device_name)), restored_device():
             built = self._with_room(self._build(device_name, layout))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: refuse experiments that no program can be written for.
-                found = outline(built, built.recipe(self._task.spec.fixed))
-                self._journal.event(Outlined(at=now_s(), step=0, outline=found))
+                code_outline = outline(built, built.recipe(self._task.spec.fixed))
+                self._event_log.event(Outlined(at=now_s(), step=0, outline=code_outline))
             ranks.attach(built.device)
-            recipe = ranks.broadcast_from_rank0(lambda: self._decided(built, held, limits), Recipe)
+            recipe = ranks.broadcast_from_rank0(
+                lambda: self._decide_recipe(built, previous, limits), Recipe
+            )
             if ranks.size > 1:
-                ask = functools.partial(check_shares, built, recipe, self._journal, self.step)
-                ask = functools.partial(ask, limit_s=asking_limit_s(ranks))
-                ranks.broadcast_from_rank0(ask, about="shares")
-            self._history = ranks.broadcast_from_rank0(lambda: self._journal.history, History)
+                check = functools.partial(check_shares, built, recipe, self._event_log, self.step)
+                check = functools.partial(check, limit_s=split_check_limit_s(ranks))
+                ranks.broadcast_from_rank0(check, about="shares")
+            self._history = ranks.broadcast_from_rank0(lambda: self._event_log.history, History)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
             timer = StepTimer(built.device, self._state["split_s"] if self._state else None)
@@ -196,32 +198,34 @@ class Trainer:
         else:
             checkpoint, damaged = shared_checkpoint(self._task.folder, self._task.ranks)
             for finding in damaged:
-                self._journal.warn(self.step, finding)
+                self._event_log.warn(self.step, finding)
             self._state = checkpoint.state if checkpoint is not None else None
         self._has_gone_back = ending == "back"
         self._session = None
         release_memory()
         self._history = self._task.ranks.broadcast_from_rank0(
-            lambda: self._journal.history, History
+            lambda: self._event_log.history, History
         )
         recipe = self._history.recipe_at(self.step)
         assert recipe is not None, "every segment has a recipe"
         return recipe
 
-    def _with_room(self, built: Built) -> Built:
+    def _with_room(self, built: BuiltExperiment) -> BuiltExperiment:
         """Leaves other programs what they need; a notebook's process is not only the run's."""
         if not self._task.is_alone:
             return built
-        device, asked = built.device, self._task.change.leave_free_bytes
-        asked = self._task.spec.leave_free_bytes if asked is None else asked
-        self._room = room = room_on(device, asked)
+        device, leave_free_bytes = built.device, self._task.change.leave_free_bytes
+        leave_free_bytes = (
+            self._task.spec.leave_free_bytes if leave_free_bytes is None else leave_free_bytes
+        )
+        self._room = room = room_on(device, leave_free_bytes)
         if room.is_capped:
             self._cap = MemoryCap(device, room.leave_bytes)
         if room.is_desktop:
             lower_priority()
         if room.is_desktop or room.leave_bytes:
             is_searched = self._task.spec.tuning.mode != "off" and self._state is None
-            self._journal.warn(
+            self._event_log.warn(
                 self.step, reserved_memory_finding(room, device, is_searched=is_searched)
             )
         free = built.facts.free_device_bytes
@@ -230,7 +234,7 @@ class Trainer:
         facts = replace(built.facts, free_device_bytes=max(0, free - room.leave_bytes))
         return replace(built, facts=facts)
 
-    def _build(self, device_name: str | None, layout: ModelLayout) -> Built:
+    def _build(self, device_name: str | None, layout: ModelLayout) -> BuiltExperiment:
         is_begun_with = self._state is None and self._task.spec.init is not None
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
         layout = replace(layout, init=init)
@@ -265,10 +269,10 @@ class Trainer:
                 self._saver = AsyncCheckpointer(self._task.folder, every, timer)
             history = self._history
             for finding in (*inexact(session, history.versions), *of_ranks(session, history)):
-                self._journal.warn(self.step, finding)
+                self._event_log.warn(self.step, finding)
             self._has_gone_back = True
             try:
-                _look_ahead(self._task, session, self._journal, is_new=self._state is None)
+                _look_ahead(self._task, session, self._event_log, is_new=self._state is None)
             except BaseException:
                 # A reference to the error would keep the loader's workers alive, too.
                 session.close()
@@ -277,15 +281,15 @@ class Trainer:
         if self._has_gone_back:
             # From here on nothing is refused any more: the run is taken up.
             if self._task.ranks.is_first and not self._is_taken_up:
-                _keep_changes(self._task, session, self._journal, self._history)
+                _keep_changes(self._task, session, self._event_log, self._history)
             self._is_taken_up = True
             self._has_gone_back = False
-            self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
+            self._event_log.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
             begun = started(session, limits, self._task.change, resumed=self._state is not None)
-            self._journal.event(begun, is_synced=True)
-        around = LoopContext(
+            self._event_log.event(begun, is_synced=True)
+        context = LoopContext(
             folder=self._task.folder,
-            journal=self._journal,
+            event_log=self._event_log,
             saver=self._saver,
             timer=timer,
             request=self._task.request,
@@ -294,13 +298,13 @@ class Trainer:
         change_at = self._history.next_change(session.position.step)
         segment = LoopLimits(epochs=limits.epochs, steps=limits.steps, recipe_changes_at=change_at)
         try:
-            ending = Loop(session, segment, around).run()
+            ending = Loop(session, segment, context).run()
         finally:
             session.close()
             # Whatever has happened: what is being written is written to its end.
             self._saver.finish()
             for line in self._saver.take_written():
-                self._journal.event(line)
+                self._event_log.event(line)
         return ending
 
     def _limits(self) -> LoopLimits:
@@ -316,38 +320,40 @@ class Trainer:
             self._state["position"]["num_worse"] = 0
         return limits
 
-    def _decided(self, built: Built, held: Recipe | None, limits: LoopLimits) -> Recipe:
+    def _decide_recipe(
+        self, built: BuiltExperiment, previous: Recipe | None, limits: LoopLimits
+    ) -> Recipe:
         """The recipe that holds now; new decisions are on the disk before the first step."""
         fixed = self._task.change.fixed
-        if held is not None and self._task.change.is_after_kill:
-            means = means_of(built.facts, self._task.ranks.size)
+        if previous is not None and self._task.change.is_after_kill:
+            oom_options = oom_options_of(built.facts, self._task.ranks.size)
             training = Training(
                 experiment=self._experiment,
                 seed=built.seed,
                 device=built.device,
                 data=built.train_data,
                 num_parameters=built.facts.num_parameters,
-                limit_s=asking_limit_s(self._task.ranks),
+                limit_s=split_check_limit_s(self._task.ranks),
             )
-            ask = functools.partial(why_not_split, training)
-            held = relieved_after_kill(self._journal, means, self.step, ask)
-            self._history = self._journal.history
-        are_others = are_other_ranks(self._task.ranks, held, self._history)
-        if held is not None and not fixed and not are_others:
-            return held
-        if held is None:
+            check_split = functools.partial(why_not_split, training)
+            previous = relieved_after_kill(self._event_log, oom_options, self.step, check_split)
+            self._history = self._event_log.history
+        are_others = are_other_ranks(self._task.ranks, previous, self._history)
+        if previous is not None and not fixed and not are_others:
+            return previous
+        if previous is None:
             fixed = self._task.spec.fixed | fixed
             if self._task.spec.not_fixed:
-                self._journal.warn(self.step, ignored_fields_finding(self._task.spec.not_fixed))
+                self._event_log.warn(self.step, ignored_fields_finding(self._task.spec.not_fixed))
             recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
             recipe = recipe or built.recipe(fixed)
             if not self._lost:
                 recipe = with_pinning_tried(recipe, built)
         else:
             if are_others:
-                held = msgspec.structs.replace(held, num_threads=threads(built.facts))
-                held = shared_workers(held, built.facts)
-            recipe = changed_recipe(held, fixed)
+                previous = msgspec.structs.replace(previous, num_threads=threads(built.facts))
+                previous = shared_workers(previous, built.facts)
+            recipe = changed_recipe(previous, fixed)
         check_ranks(self._task.ranks, recipe, built)
         # What is refused must not be in the history, or every resume would be refused.
         check_precision(recipe.precision.value, built.device)
@@ -360,24 +366,26 @@ class Trainer:
         # Samples that cannot be kept are refused here, too.
         built.caching_for(recipe)
         for finding in findings:
-            self._journal.warn(self.step, finding)
-        self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
-        self._history = self._journal.history
+            self._event_log.warn(self.step, finding)
+        self._event_log.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
+        self._history = self._event_log.history
         if self._lost and not self._task.spec.tuning.is_only:
             # Another process continues from here: it has a recipe now.
             raise self._lost[0]
         return recipe
 
-    def _tuned(self, built: Built, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
+    def _tuned(
+        self, built: BuiltExperiment, fixed: dict[str, Any], num_steps: int | None
+    ) -> Recipe | None:
         """The recipe by measuring, where that is wanted and pays; None takes the defaults."""
-        task, wish = self._task, self._task.spec.tuning
+        task, tuning = self._task, self._task.spec.tuning
         # What is iterated may be one object with a place in it, which a search would move on.
         is_unfit = self._experiment.step is not None or built.facts.data_kind == "iterable"
-        if wish.mode == "off" or (wish.mode == "auto" and (num_steps is None or is_unfit)):
+        if tuning.mode == "off" or (tuning.mode == "auto" and (num_steps is None or is_unfit)):
             return None
         if task.ranks.size > 1:
             # The search ran on one rank, and was interrupted before anything was decided.
-            self._journal.warn(self.step, not_searched())
+            self._event_log.warn(self.step, not_searched())
             return None
         subject = TuningTask(
             experiment=self._experiment,
@@ -389,18 +397,18 @@ class Trainer:
             pinning_problem=pinning_problem(built, built.recipe(fixed)),
         )
 
-        def tell(line: Event) -> None:
-            if isinstance(line, Profiled) and not wish.is_only:
+        def on_event(line: Event) -> None:
+            if isinstance(line, Profiled) and not tuning.is_only:
                 # From here on it takes a while: report a mistake in the validation first.
                 check_before_search(self._experiment, task.spec.seed, fixed, built.train_data)
-            self._journal.event(line)
+            self._event_log.event(line)
 
         search = Search(
             subject=subject,
-            wish=wish,
+            options=tuning,
             num_steps=num_steps,
             request=task.request,
-            tell=tell,
+            on_event=on_event,
             # A notebook's experiment is nowhere that another process could load it from.
             folder=None if task.echo is not None else task.folder.path,
             load_s=self._load_s,
@@ -408,14 +416,14 @@ class Trainer:
         )
         return tuned_recipe(search)
 
-    def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
+    def _only_tuned(self, built: BuiltExperiment, recipe: Recipe) -> nn.Module:
         """The ending of a run with nothing to train."""
         atomic_files.write_json(self._task.folder.recipe, recipe)
         spent_s = elapsed_s() - self._began_s
         finished = Finished(
             at=now_s(), step=0, train_s=0.0, split_s={"tuning": spent_s}, num_samples_seen=0
         )
-        self._journal.event(finished, is_synced=True)
+        self._event_log.event(finished, is_synced=True)
         return built.model
 
     def _log_end(self, ending: Ending, timer: StepTimer) -> None:
@@ -423,7 +431,7 @@ class Trainer:
         if ending == "stopped":
             reason = self._task.request.reason or "asked to stop"
             stopped = Stopped(at=now_s(), step=self.step, reason=reason)
-            self._journal.event(stopped, is_synced=True)
+            self._event_log.event(stopped, is_synced=True)
             return
         split_s = timer.split_s()
         patience = self._experiment.early_stop
@@ -442,60 +450,60 @@ class Trainer:
             else None,
             is_schedule_over=self._session.learning_rates.is_over(),
         )
-        self._journal.event(finished, is_synced=True)
+        self._event_log.event(finished, is_synced=True)
 
 
-def _layout(ranks: RankGroup, named: dict[str, Any], held: Recipe | None) -> ModelLayout:
+def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) -> ModelLayout:
     """The layout of the model, from the user's choices and the recipe before."""
     return ModelLayout(
         ranks=ranks,
-        wish=named.get("sharding") or (held.sharding.value if held else None),
-        exchange=named.get("exchange") or (held.exchange.value if held else "agreed"),
+        wish=named.get("sharding") or (previous.sharding.value if previous else None),
+        exchange=named.get("exchange") or (previous.exchange.value if previous else "agreed"),
     )
 
 
-def _look_ahead(task: TrainTask, session: Session, journal: EventLog, *, is_new: bool) -> None:
+def _look_ahead(task: TrainTask, session: Session, event_log: EventLog, *, is_new: bool) -> None:
     """Looks, before the first step, for what would go wrong later."""
     change = task.change
     is_longer = change.epochs is not None or change.steps is not None
     if is_new or is_longer or change.file is not None:
-        check_schedule(session, journal, task.folder.typed, task.spec, change)
+        check_schedule(session, event_log, task.folder.typed, task.spec, change)
     if is_new or change.file is not None:
-        check_validation(session, journal)
+        check_validation(session, event_log)
 
 
-def _keep_changes(task: TrainTask, session: Session, journal: EventLog, history: History) -> None:
+def _keep_changes(task: TrainTask, session: Session, event_log: EventLog, history: History) -> None:
     """Writes into the run what the user has changed of it, now that it is not refused."""
     change, step = task.change, session.position.step
     if change.file is not None:
         other = other_data(session, history)
         if other is not None:
-            journal.warn(step, other)
+            event_log.warn(step, other)
         assert task.text is not None, "read before the experiment was built"
-        adopt(task.folder, journal, task.text, change.file.sha256, step, fits_of(session))
+        adopt(task.folder, event_log, task.text, change.file.sha256, step, fits_of(session))
     if change.epochs is not None or change.steps is not None:
         extended = Extended(at=now_s(), step=step, epochs=change.epochs, steps=change.steps)
-        journal.event(extended, is_synced=True)
+        event_log.event(extended, is_synced=True)
 
 
 def _begin_with(task: TrainTask, model: nn.Module) -> None:
     """Gives a model the weights that its run begins with."""
     assert task.spec.init is not None
     # The run's own copy, once it has one: the weights of a live run may change.
-    given, kept = Path(task.spec.init), task.folder.path / "init.safetensors"
+    source, own_copy = Path(task.spec.init), task.folder.path / "init.safetensors"
 
-    def keep() -> None:
-        init_weights(model, kept if kept.exists() else given)
-        if not kept.exists() and given.is_dir():
-            keep_weights(model, kept)
-        elif not kept.exists():
-            atomic_files.copy_atomically(given, kept)
+    def load_and_copy() -> None:
+        init_weights(model, own_copy if own_copy.exists() else source)
+        if not own_copy.exists() and source.is_dir():
+            keep_weights(model, own_copy)
+        elif not own_copy.exists():
+            atomic_files.copy_atomically(source, own_copy)
 
     # The first rank alone writes; the others read what it has written.
-    task.ranks.broadcast_from_rank0(keep, about="first weights")
+    task.ranks.broadcast_from_rank0(load_and_copy, about="first weights")
     # A model without memory is sent the first rank's weights.
     if not task.ranks.is_first and not has_no_memory(model):
-        init_weights(model, kept)
+        init_weights(model, own_copy)
 
 
 def _limit_bytes(folder: RunFolder) -> int | None:

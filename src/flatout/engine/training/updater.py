@@ -29,7 +29,7 @@ from flatout.engine.training.rng_buffer_snapshot import StepSnapshot
 from flatout.errors import RunFailed
 from flatout.schema.recipe import Choice, Recipe
 
-Made = tuple[Tensor | dict[str, Tensor], int]
+UpdateResult = tuple[Tensor | dict[str, Tensor], int]
 
 
 class Rollback(Exception):
@@ -44,28 +44,28 @@ class StepRunner:
     Args:
         session: what is trained.
         timer: notified when each part of an update ends.
-        relief: decides what is done where memory is short.
-        wishes: this rank's requests after an update, by the number of updates made by then.
+        oom_recovery: decides what is done where memory is short.
+        requests: this rank's requests after an update, by the number of updates made by then.
     """
 
     def __init__(
         self,
         session: Session,
         timer: StepTimer,
-        relief: OomRecovery,
-        wishes: Callable[[int], StepRequests],
+        oom_recovery: OomRecovery,
+        requests: Callable[[int], StepRequests],
     ) -> None:
         self._session = session
         self._timer = timer
-        self._oom_recovery = relief
+        self._oom_recovery = oom_recovery
         self._step = new_step(session, timer)
-        self._has_told_problem = False
-        self._kept = StepSnapshot(session.model, session.device)
+        self._has_reported_problem = False
+        self._snapshot = StepSnapshot(session.model, session.device)
         self._updates: Iterator[list[MicroBatch]] = iter(())
-        self._wishes = wishes
+        self._requests = requests
         if self._step.exchange is not None:
             position = session.position
-            self._step.exchange.listen(lambda: wishes(position.step + 1))
+            self._step.exchange.listen(lambda: requests(position.step + 1))
         self.is_whole = True
 
     def begin_epoch(self) -> None:
@@ -73,7 +73,7 @@ class StepRunner:
         position = self._session.position
         self._updates = self._session.feed.updates(position.epoch, position.update)
 
-    def make(self) -> Made | OutOfMemory | None:
+    def make(self) -> UpdateResult | OutOfMemory | None:
         """Makes the next update and gives its loss and samples; None where the epoch is over.
 
         Where memory is short for it, that is what is given, and everything is as it was before:
@@ -83,28 +83,26 @@ class StepRunner:
             Rollback: what was being done cannot be repeated here.
             RunFailed: out-of-memory, gpu-state-lost, compiling-failed.
         """
-        if self._step.problem is not None and not self._has_told_problem:
-            self._has_told_problem = True
+        if self._step.problem is not None and not self._has_reported_problem:
+            self._has_reported_problem = True
             _report_uncaptured(self._step.problem, self._session, self._oom_recovery)
         if self._session.position.step >= self._oom_recovery.growth_after:
             self._take_more()
         try:
-            return self._made()
+            return self._make_update()
         except CaptureBroken as error:
             raise _lost_in_capture(
                 error, self._oom_recovery, self._session.position.step
             ) from error
         except Exception as error:
-            shortage, failure = as_out_of_memory(error), compiling_failure(error)
-            if shortage is None and failure is None:
+            oom, failure = as_out_of_memory(error), compiling_failure(error)
+            if oom is None and failure is None:
                 raise
         # Outside of `except`: nothing holds the tensors of what has failed any more.
         if failure is None:
-            assert shortage is not None
-            can_repeat = self._restore(shortage)
-            return agreed(
-                self._session, self._oom_recovery, shortage, "update", can_repeat=can_repeat
-            )
+            assert oom is not None
+            can_repeat = self._restore(oom)
+            return agreed(self._session, self._oom_recovery, oom, "update", can_repeat=can_repeat)
         is_in_place = self._restore()
         step = self._session.position.step
         recipe = self._oom_recovery.uncompiled(failure, step, is_in_place=is_in_place)
@@ -113,7 +111,7 @@ class StepRunner:
         self._go_on_under(recipe)
         return self.make()
 
-    def _made(self) -> Made | None:
+    def _make_update(self) -> UpdateResult | None:
         update = next(self._updates, None)
         self._timer.mark("data")
         _report_uncached(self._session, self._oom_recovery)
@@ -122,7 +120,7 @@ class StepRunner:
         if not self._step.enqueue(update):
             self._step.flush()
             self._timer.begin_step()
-            self._kept.keep()
+            self._snapshot.keep()
             self.is_whole = False
         loss = self._step.run(update)
         self.is_whole = True
@@ -149,9 +147,9 @@ class StepRunner:
         """The requests after the newest update: of several ranks, those of any."""
         if self._step.exchange is not None:
             return self._step.exchange.heard
-        return self._wishes(self._session.position.step)
+        return self._requests(self._session.position.step)
 
-    def _restore(self, shortage: OutOfMemory | None = None) -> bool:
+    def _restore(self, oom: OutOfMemory | None = None) -> bool:
         """Rolls everything back to before the interrupted update.
 
         Returns:
@@ -163,16 +161,16 @@ class StepRunner:
         if self._session.sharding is not None:
             # Of the blocks some are gathered and some are not, on each rank others.
             can_repeat = False
-        if shortage is not None:
-            await_device(self._session, self._oom_recovery, shortage)
+        if oom is not None:
+            await_device(self._session, self._oom_recovery, oom)
         if not self.is_whole:
             self._step.forget()
         release_memory()
         if can_repeat and not self.is_whole:
-            self.is_whole = can_repeat = self._kept.restore()
+            self.is_whole = can_repeat = self._snapshot.restore()
         return can_repeat
 
-    def take_less(self, shortage: OutOfMemory) -> None:
+    def take_less(self, oom: OutOfMemory) -> None:
         """Takes less memory from the next update on.
 
         Raises:
@@ -180,29 +178,29 @@ class StepRunner:
         """
         position = self._session.position
         can_go_on = self._session.feed.can_go_on(position.update)
-        await_device(self._session, self._oom_recovery, shortage)
+        await_device(self._session, self._oom_recovery, oom)
         release_memory()
-        recipe = self._oom_recovery.less(shortage, position.step, is_in_place=can_go_on)
+        recipe = self._oom_recovery.less(oom, position.step, is_in_place=can_go_on)
         if not can_go_on:
             raise Rollback
         self._go_on_under(recipe)
 
-    def speed_up(self, shortage: OutOfMemory) -> None:
+    def speed_up(self, oom: OutOfMemory) -> None:
         """Uses less memory after the driver has moved some of it; warns if that is impossible.
 
         Raises:
             Rollback: as `take_less`.
         """
         try:
-            self.take_less(shortage)
+            self.take_less(oom)
         except RunFailed as error:
             if error.rule != "out-of-memory":
                 raise
             self._oom_recovery.warn(self._session.position.step, error)
 
-    def look(self) -> None:
+    def detect_changes(self) -> None:
         """Finds out which generators and buffers the updates move."""
-        self._kept.look()
+        self._snapshot.detect_changes()
 
     def _take_more(self) -> None:
         position = self._session.position
@@ -222,7 +220,7 @@ class StepRunner:
         self._updates = session.feed.again(position.epoch, position.update)
 
 
-def await_device(session: Session, relief: OomRecovery, shortage: OutOfMemory) -> None:
+def await_device(session: Session, oom_recovery: OomRecovery, oom: OutOfMemory) -> None:
     """Waits for the device. If it is lost, a resume finds the remedy in the history.
 
     Raises:
@@ -231,12 +229,12 @@ def await_device(session: Session, relief: OomRecovery, shortage: OutOfMemory) -
     try:
         free_after_oom(session.device)
     except RunFailed as error:
-        relief.lost_here(error, shortage, session.position.step)
+        oom_recovery.lost_here(error, oom, session.position.step)
         raise
 
 
 def agreed(
-    session: Session, relief: OomRecovery, shortage: OutOfMemory, place: str, *, can_repeat: bool
+    session: Session, oom_recovery: OomRecovery, oom: OutOfMemory, phase: str, *, can_repeat: bool
 ) -> OutOfMemory:
     """The ranks' common reaction to out-of-memory: repeat what each was doing, or go back.
 
@@ -249,18 +247,18 @@ def agreed(
         raise RunFailed(
             "out-of-memory",
             "not enough memory for this step on this rank.",
-            because=f"{shortage.because}; with exchange=plain the ranks cannot agree to use less",
+            because=f"{oom.because}; with exchange=plain the ranks cannot agree to use less",
             fix="resume with --use exchange=agreed, or with --use micro_batch_size=N",
         )
-    own = OomReport(shortage=shortage, step=step, place=place, can_repeat=can_repeat)
-    told = session.ranks.agree_on_oom(own)
-    if not told.can_repeat:
-        relief.less(told.shortage, told.step, is_in_place=False)
+    own = OomReport(shortage=oom, step=step, place=phase, can_repeat=can_repeat)
+    agreement = session.ranks.agree_on_oom(own)
+    if not agreement.can_repeat:
+        oom_recovery.less(agreement.shortage, agreement.step, is_in_place=False)
         raise Rollback
-    return told.shortage
+    return agreement.shortage
 
 
-def _report_uncaptured(problem: str, session: Session, relief: OomRecovery) -> None:
+def _report_uncaptured(problem: str, session: Session, oom_recovery: OomRecovery) -> None:
     """Reports why updates are not made in graphs, although the recipe says so.
 
     Raises:
@@ -269,21 +267,21 @@ def _report_uncaptured(problem: str, session: Session, relief: OomRecovery) -> N
     error = not_captured(problem, "leave it out, or resume with --use capture=off")
     if session.recipe.capture.origin == "yours":
         raise error
-    relief.warn(session.position.step, error)
+    oom_recovery.warn(session.position.step, error)
 
 
-def _lost_in_capture(error: CaptureBroken, relief: OomRecovery, step: int) -> RunFailed:
+def _lost_in_capture(error: CaptureBroken, oom_recovery: OomRecovery, step: int) -> RunFailed:
     """Makes the resuming process work without graphs, from the last checkpoint."""
     lost = lost_in_capture(error)
-    relief.without("uncaptured", lost, step)
+    oom_recovery.without("uncaptured", lost, step)
     return lost
 
 
-def _report_uncached(session: Session, relief: OomRecovery) -> None:
+def _report_uncached(session: Session, oom_recovery: OomRecovery) -> None:
     """Logs once that a loader reads samples that the recipe wanted cached."""
     problem = problem_of(session.feed)
     if problem is not None and session.recipe.data_path.value == "cached":
-        relief.without("uncached", problem, session.position.step)
+        oom_recovery.without("uncached", problem, session.position.step)
         value: Choice[str] = Choice(
             value="loader", why="its samples are different each time they are read"
         )

@@ -62,7 +62,7 @@ def _load_checkpoint(model: nn.Module, path: Path) -> None:
     load_weights(model, dict(state["model"]), path)
     if state["average"] is not None:
         # What would be validated and kept of that run.
-        averaged = [one for one in model.parameters() if one.is_floating_point()]
+        averaged = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         for parameter, average in zip(averaged, state["average"]["averages"], strict=True):
             parameter.copy_(average)
 
@@ -132,12 +132,12 @@ def load_weights(
     """
     if are_own:
         take_forms(model, tensors)
-    wanted = model.state_dict()
-    problems = [f"{name} is missing" for name in wanted if name not in tensors]
-    problems += [f"{name} is not in the model" for name in tensors if name not in wanted]
+    expected = model.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in tensors]
+    problems += [f"{name} is not in the model" for name in tensors if name not in expected]
     problems += [
         f"{name} is {tuple(tensors[name].shape)}, not {tuple(value.shape)}"
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
     if problems:

@@ -85,8 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         # The folder's Failed event informs the user; this goes to worker.log for us.
         with contextlib.suppress(OSError):  # Its disk may be what is full.
             traceback.print_exc()
-        news = to_flatout_error(error)
-        return news.exit_code if isinstance(news, FlatoutError) else 3
+        known_error = to_flatout_error(error)
+        return known_error.exit_code if isinstance(known_error, FlatoutError) else 3
     return 0
 
 

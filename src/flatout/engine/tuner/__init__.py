@@ -2,7 +2,7 @@
 
 `tune` decides, the engine carries out:
 
-   driver.py                asks tune/search.py what to measure next, logs each trial in
+   driver.py                gets from tune/search.py what to measure next, logs each trial in
                             events.jsonl
      trials.py                carries a trial out: builds, proves the effect, measures, has it
                               judged

@@ -45,10 +45,10 @@ _LEAST_SLOW_PAIRS = 3
 # A candidate that is this much slower is not measured on.
 _HOPELESS = 1 / 3
 
-# Where the interval is this narrow, or on one side of no difference, more pairs tell little new.
+# Where the interval is this narrow, or on one side of no difference, more pairs add little.
 _NARROW = 0.01
 
-# One side: beyond these, more pairs would no longer change the decision. More is asked of a gain
+# One side: beyond these, more pairs would no longer change the decision. More is required of a gain
 # than of a loss, because a gain is kept. A wide interval is measured on even there: the ladder
 # compares speed-ups with each other.
 _CLEAR_GAIN, _CLEAR_LOSS = 1.05, 0.97
@@ -129,8 +129,8 @@ class RecipeLoop:
         return self._is_finite
 
     def _take_losses(self, *, is_waiting: bool) -> None:
-        taken = self._losses.take(is_waiting=is_waiting)
-        self._is_finite &= all(math.isfinite(loss) for loss, _ in taken)
+        losses = self._losses.take(is_waiting=is_waiting)
+        self._is_finite &= all(math.isfinite(loss) for loss, _ in losses)
 
     def close(self) -> None:
         """See Runner."""
@@ -163,7 +163,7 @@ class TimedBlock:
         return self.took_s / self.num_samples
 
 
-class Timed(Protocol):
+class TimedContestant(Protocol):
     """A contestant whose updates can be timed, here or in another process."""
 
     def timed(self, num_updates: int) -> TimedBlock:
@@ -186,7 +186,7 @@ class TimedLoop:
     watch: MemoryWatch | None = None
 
     def timed(self, num_updates: int) -> TimedBlock:
-        """See Timed."""
+        """See TimedContestant."""
         with self.settings():
             if self.num_ahead:
                 self.runner.run(self.num_ahead)
@@ -213,7 +213,11 @@ class SpeedComparison:
 
 
 def compared(
-    incumbent: Timed, candidate: Timed, *, limit_s: float, ends_at_s: float = math.inf
+    incumbent: TimedContestant,
+    candidate: TimedContestant,
+    *,
+    limit_s: float,
+    ends_at_s: float = math.inf,
 ) -> SpeedComparison:
     """Measures two contestants in turns, until the difference is clear or the time is over.
 

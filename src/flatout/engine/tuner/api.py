@@ -65,10 +65,10 @@ def tune(
     """
     require_experiment(experiment, "tune")
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
-    told: list[Event] = []
+    events: list[Event] = []
 
-    def tell(line: Event) -> None:
-        told.append(line)
+    def on_event(line: Event) -> None:
+        events.append(line)
         if not is_quiet and isinstance(line, Tried):
             _print(line)
 
@@ -76,14 +76,14 @@ def tune(
         subject=TuningTask(
             experiment=experiment, seed=seed, device_name=fixed.get("device"), fixed=fixed
         ),
-        wish=TuneRequest(mode="full", numerics=numerics, budget_s=budget_s, is_only=True),
+        options=TuneRequest(mode="full", numerics=numerics, budget_s=budget_s, is_only=True),
         num_steps=None,
         request=StopRequest(),
-        tell=tell,
+        on_event=on_event,
         folder=None,
     )
     recipe = _searched(search)
-    decision = next((line.decision for line in told if isinstance(line, Tuned)), None)
+    decision = next((line.decision for line in events if isinstance(line, Tuned)), None)
     if recipe is None or decision is None:
         raise RunFailed(
             "search-not-finished",
@@ -98,10 +98,10 @@ def _searched(search: Search) -> Recipe | None:
     try:
         return tuned_recipe(search)
     except (Exception, SystemExit) as error:
-        news = to_flatout_error(error)
-        if news is None or news is error:
+        known_error = to_flatout_error(error)
+        if known_error is None or known_error is error:
             raise
-        raise news from error
+        raise known_error from error
 
 
 def _print(line: Tried) -> None:

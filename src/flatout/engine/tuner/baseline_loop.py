@@ -27,7 +27,7 @@ from flatout.engine.model.activation_checkpointing import ActivationCheckpointin
 from flatout.engine.model.ema import WeightAverage
 from flatout.engine.optim.schedule_rehearsal import built_schedulers
 from flatout.engine.runtime import rng
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.engine.tuner.ab_timing import stepped
 from flatout.errors import UsageError
@@ -43,7 +43,11 @@ class BaselineLoop:
     """
 
     def __init__(
-        self, built: Built, micro_batch_size: int | None = None, *, recomputed: float = 0.0
+        self,
+        built: BuiltExperiment,
+        micro_batch_size: int | None = None,
+        *,
+        recomputed: float = 0.0,
     ) -> None:
         experiment = built.experiment
         self._experiment = experiment
@@ -51,12 +55,12 @@ class BaselineLoop:
         self._loss = experiment.loss
         self._model = built.model.train()
         self._optimizer = built.optimizers.only
-        self._place = placer(built.device, False)
+        self._to_device = placer(built.device, False)
         self._schedule: Any = None
         if experiment.schedule_every == "step":
             total_steps = built.schedule_steps
-            made, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
-            self._schedule = made.get("schedule")
+            schedulers, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
+            self._schedule = schedulers.get("schedule")
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         batch_size = experiment.batch_size
@@ -123,7 +127,9 @@ class BaselineLoop:
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         """The mean over a batch, or a sum and its count."""
-        result = self._loss(self._model, self._place(batch) if self._place is not None else batch)
+        result = self._loss(
+            self._model, self._to_device(batch) if self._to_device is not None else batch
+        )
         return result if isinstance(result, tuple) else (result, None)
 
     def close(self) -> None:
@@ -133,7 +139,7 @@ class BaselineLoop:
 
 
 class _Stream(IterableDataset[Any]):
-    """Anything that can be iterated, as DataLoader wants it: it asks others for an index."""
+    """Anything that can be iterated, as DataLoader requires it: others need an index."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -156,7 +162,7 @@ class _Samples(Dataset[Any]):
         return with_tensors(self._data, iter([tensor[index] for tensor in self._tensors]))
 
 
-def plain_loader(built: Built) -> DataLoader[Any]:
+def plain_loader(built: BuiltExperiment) -> DataLoader[Any]:
     """Shuffled batches, as in every tutorial: nothing set that need not be."""
     experiment, data = built.experiment, built.train_data
     is_iterable = built.facts.data_kind == "iterable"
@@ -195,7 +201,7 @@ class _Batches:
             yield batch
 
 
-def _parts_loader(built: Built, size: int) -> DataLoader[Any]:
+def _parts_loader(built: BuiltExperiment, size: int) -> DataLoader[Any]:
     """The same batches in parts of at most so many samples, each with their number."""
     experiment, data = built.experiment, built.train_data
     is_tensors = built.facts.data_kind == "tensors"

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from flatout import __version__
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.engine.tensors.nested import tensors_in
 from flatout.system.cpu_name import driver_name, processor_name
 
 
-def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
+def identity(built: BuiltExperiment, fixed: dict[str, Any]) -> dict[str, Any]:
     """Model, shapes, device and versions, as facts by name."""
     experiment, device = built.experiment, built.device
     return {
@@ -40,7 +40,7 @@ def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_lines(built: Built) -> list[str]:
+def _model_lines(built: BuiltExperiment) -> list[str]:
     modules = [
         f"{name} {type(module).__qualname__}" for name, module in built.model.named_modules()
     ]
@@ -48,19 +48,21 @@ def _model_lines(built: Built) -> list[str]:
         f"{name} {tuple(weight.shape)} {weight.dtype} {weight.requires_grad}"
         for name, weight in built.model.named_parameters()
     ]
-    # Dropout rates, strides and the like are in what a module says of itself.
+    # Dropout rates, strides and the like are in a module's own text.
     return [*modules, *weights, str(built.model)]
 
 
-def _code_lines(built: Built) -> Iterator[str]:
+def _code_lines(built: BuiltExperiment) -> Iterator[str]:
     """The code of loss, collate and the model's own classes: a recipe was judged right for that.
 
     Not what they call elsewhere, nor what a closure holds.
     """
     experiment = built.experiment
-    kinds = {kind for module in built.model.modules() for kind in type(module).__mro__}
-    own = [one for one in kinds if one.__module__.partition(".")[0] not in ("torch", "builtins")]
-    for owner in (experiment.loss, experiment.collate, *sorted(own, key=str)):
+    classes = {cls for module in built.model.modules() for cls in type(module).__mro__}
+    own_classes = [
+        cls for cls in classes if cls.__module__.partition(".")[0] not in ("torch", "builtins")
+    ]
+    for owner in (experiment.loss, experiment.collate, *sorted(own_classes, key=str)):
         for name, code in _codes_of(owner):
             yield f"{name} {_code_text(code)}"
 
@@ -83,16 +85,16 @@ def _codes_of(owner: Any) -> Iterator[tuple[str, CodeType]]:
 def _code_text(code: CodeType) -> str:
     """The source text, independent of its place in the file."""
     constants = [
-        _code_text(one)
-        if isinstance(one, CodeType)
+        _code_text(constant)
+        if isinstance(constant, CodeType)
         # The order of a set is another one in each process.
-        else repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
-        for one in code.co_consts
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
-def _optimizer_lines(built: Built) -> list[str]:
+def _optimizer_lines(built: BuiltExperiment) -> list[str]:
     # A learning rate changes nothing about the speed.
     flags = [
         {name: str(value) for name, value in group.items() if name not in ("params", "lr")}
@@ -101,11 +103,11 @@ def _optimizer_lines(built: Built) -> list[str]:
     return [type(built.optimizers.only).__qualname__, *map(str, flags)]
 
 
-def _data_text(built: Built) -> str:
+def _data_text(built: BuiltExperiment) -> str:
     """The form of a sample, as far as it is known without reading one."""
     data, kind = built.train_data, built.facts.data_kind
     if kind == "tensors":
-        return " ".join(f"{tuple(one.shape[1:])} {one.dtype}" for one in tensors_in(data))
+        return " ".join(f"{tuple(tensor.shape[1:])} {tensor.dtype}" for tensor in tensors_in(data))
     name = type(data).__qualname__
     return f"{name} of {len(data)}" if kind == "map-style" else name
 

@@ -26,7 +26,7 @@ from flatout.engine.runtime.gpu_memory import free_bytes
 from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import (
-    Built,
+    BuiltExperiment,
     Session,
     build,
     process_settings,
@@ -51,7 +51,7 @@ class TuningTask:
 
     fixed: recipe fields that the user has set.
     baseline: those that the plain loop needs to fit into the memory, where that is known.
-    room: what other programs are to have of the device's memory; None where nothing is said.
+    room: what other programs are to have of the device's memory; None where it is not set.
     limit_bytes: what a container lets this process have of the computer's memory.
     pinning_problem: why memory cannot be pinned; None where it can.
     part_size: samples of the part on which a cache is measured; None finds a size.
@@ -89,11 +89,11 @@ class CandidateBuilder:
         # Report unsupported fixed settings before anything is measured.
         _check(self.plain_recipe(), first)
         # Still unused: the first contestant is built from it.
-        self._spare: Built | None = first
+        self._spare: BuiltExperiment | None = first
         # What samples with an index can be kept as; None where they have none.
-        self.keeping: CacheSubset | None = None
+        self.cache_subset: CacheSubset | None = None
         if self.setting.data_kind == "map-style":
-            self.keeping = CacheSubset(
+            self.cache_subset = CacheSubset(
                 self.train_data,
                 self.subject.experiment.collate,
                 batch_size=self.setting.batch_size,
@@ -102,7 +102,7 @@ class CandidateBuilder:
             )
             if subject.fixed.get("data_path") == "cached":
                 # What cannot be kept is refused before anything is measured.
-                _ = self.keeping.caching
+                _ = self.cache_subset.caching
 
     def identity(self, numerics: Numerics) -> dict[str, Any]:
         """The facts that must be equal for a decision to hold another time."""
@@ -208,14 +208,14 @@ class CandidateBuilder:
         }
         return msgspec.structs.replace(self.plain_recipe(), **tried)
 
-    def _built(self, changes: dict[str, Any] | None, is_of_part: bool) -> Built:
+    def _built(self, changes: dict[str, Any] | None, is_of_part: bool) -> BuiltExperiment:
         """The experiment's objects for these changes; None is the plain loop."""
         subject, changed = self.subject, changes or {}
         name = changed.get("device") or subject.device_name
-        is_kept = changes is not None and (subject.fixed | changes).get("data_path") == "cached"
-        if self.keeping is not None and (is_kept or is_of_part):
-            part = self.keeping.part
-            data = part if is_kept else RepeatedSubset(part=part)
+        is_cached = changes is not None and (subject.fixed | changes).get("data_path") == "cached"
+        if self.cache_subset is not None and (is_cached or is_of_part):
+            part = self.cache_subset.part
+            data = part if is_cached else RepeatedSubset(part=part)
             return build(subject.experiment, subject.seed, name, data)
         spare, self._spare = self._spare, None
         if spare is not None and "device" not in changed:
@@ -228,7 +228,7 @@ def _left_to_others(subject: TuningTask, device: torch.device) -> int:
     return subject.room.leave_bytes if subject.room is not None and device.type == "cpu" else 0
 
 
-def _check(recipe: Recipe, built: Built) -> None:
+def _check(recipe: Recipe, built: BuiltExperiment) -> None:
     """Refuses a recipe that cannot be carried out on what was built.
 
     Raises:
@@ -266,7 +266,7 @@ def _plain_settings(num_threads: int, *, is_benchmarking: bool = False) -> Itera
         yield
 
 
-def _setting(built: Built, subject: TuningTask) -> Setting:
+def _setting(built: BuiltExperiment, subject: TuningTask) -> Setting:
     facts, device, room = built.facts, built.device, subject.room
     return Setting(
         device=device.type,

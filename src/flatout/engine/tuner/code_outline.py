@@ -12,7 +12,7 @@ from flatout.engine.model.activation_checkpointing import (
     name_of_its_own,
     repeated_blocks,
 )
-from flatout.engine.session.session import Built, Session, process_settings
+from flatout.engine.session.session import BuiltExperiment, Session, process_settings
 from flatout.engine.session.validation import is_smaller_better, values_of_batch
 from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS
@@ -21,7 +21,7 @@ from flatout.schema.cpu_topology import Topology
 from flatout.schema.recipe import Choice, CpuAffinity, Recipe
 
 
-def outline(built: Built, recipe: Recipe) -> CodeOutline:
+def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
     """The outline of an experiment for its plain loop; the loss is computed once.
 
     Args:
@@ -88,7 +88,9 @@ def _check_best(session: Session) -> None:
     batch, _ = next(feed.updates(0, 0))[0]
     parts = session.step_parts()
     with session.evaluated() as model, torch.no_grad(), parts.autocast():
-        values = values_of_batch(experiment, model, parts.place(batch) if parts.place else batch)
+        values = values_of_batch(
+            experiment, model, parts.to_device(batch) if parts.to_device else batch
+        )
     if experiment.best not in values:
         raise UsageError(
             "no-code-for-class-scores",
@@ -105,7 +107,7 @@ def _is_counted(session: Session) -> bool:
     parts = session.step_parts()
     with torch.no_grad(), parts.autocast():
         assert parts.experiment.loss is not None
-        placed = parts.place(batch) if parts.place else batch
+        placed = parts.to_device(batch) if parts.to_device else batch
         result = parts.experiment.loss(session.model, placed)
     return isinstance(result, tuple)
 

@@ -6,8 +6,8 @@ graph has taken the GPU from the process that searches.
 One fresh process for both: they take turns, and compiling is paid once. The gate runs there, too,
 so that the process that trains is not the one that finds out what a compiler can do.
 
-The process reads a Request as a line of JSON from stdin, which then stays open: its end means that
-the search no longer waits. It answers with a Result.
+The process reads a request as a line of JSON from stdin, which then stays open: its end means that
+the search no longer waits. It replies with a Result.
 """
 
 from __future__ import annotations
@@ -44,27 +44,25 @@ class CompileTrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = True
 
 
-def measured_in_child(trial: Trial, limit_s: float, surroundings: TrialContext) -> Result:
+def measured_in_child(trial: Trial, limit_s: float, context: TrialContext) -> Result:
     """Carries out a trial in one fresh process, which is ended at the trial's deadline.
 
     Args:
         trial: what is compared.
         limit_s: for the measurement itself.
-        surroundings: where the process finds the experiment.
+        context: where the process finds the experiment.
 
     Raises:
         KeyboardInterrupt: a stop was requested.
     """
-    request = CompileTrialRequest(trial=trial, limit_s=limit_s, terms=surroundings.terms)
-    return _answered(request, surroundings)
+    request = CompileTrialRequest(trial=trial, limit_s=limit_s, terms=context.terms)
+    return _result_from_child(request, context)
 
 
-def judged_in_child(trial: Trial, surroundings: TrialContext) -> Verdict:
-    """What the gate says of a trial's candidate in a fresh process; see `measured_in_child`."""
-    request = CompileTrialRequest(
-        trial=trial, limit_s=0.0, terms=surroundings.terms, is_measured=False
-    )
-    result = _answered(request, surroundings)
+def judged_in_child(trial: Trial, context: TrialContext) -> Verdict:
+    """The gate's verdict on a trial's candidate in a fresh process; see `measured_in_child`."""
+    request = CompileTrialRequest(trial=trial, limit_s=0.0, terms=context.terms, is_measured=False)
+    result = _result_from_child(request, context)
     if result.verdict is not None:
         return result.verdict
     note = result.problem.problem if result.problem is not None else "the process did not answer"
@@ -72,14 +70,14 @@ def judged_in_child(trial: Trial, surroundings: TrialContext) -> Verdict:
     return Verdict(checks=(check,))
 
 
-def _answered(request: CompileTrialRequest, surroundings: TrialContext) -> Result:
+def _result_from_child(request: CompileTrialRequest, context: TrialContext) -> Result:
     trial, begin_s = request.trial, elapsed_s()
     assert trial.deadline_s is not None
     try:
         process = JsonProcess(
             sys.executable,
             "flatout.engine.tuner.compile_trial_process",
-            str(surroundings.folder),
+            str(context.folder),
             is_separate=False,
         )
     except OSError as error:
@@ -90,7 +88,7 @@ def _answered(request: CompileTrialRequest, surroundings: TrialContext) -> Resul
             result: Result = process.receive(
                 Result,
                 until_s=begin_s + trial.deadline_s,
-                should_stop=lambda: surroundings.request.reason is not None,
+                should_stop=lambda: context.request.reason is not None,
             )
         except TimeoutError:
             return _too_late(trial, begin_s)
@@ -124,7 +122,7 @@ def _failed(trial: Trial, begin_s: float, error: RunFailed) -> Result:
 
 
 def main(argv: list[str]) -> int:
-    """Measures what stdin asks for, and judges it if it was faster."""
+    """Measures what is requested on stdin, and judges it if it was faster."""
     stdio = JsonStdio()
     import_quickly("flatout.engine.tuner.trials", COMPILER)
     from flatout.engine.tuner.trials import Trials
@@ -132,13 +130,13 @@ def main(argv: list[str]) -> int:
 
     request = stdio.read(CompileTrialRequest)
     stdio.exit_when_closed()
-    contest = Trials(task_of(RunFolder(Path(argv[0])), request.terms))
+    trials = Trials(task_of(RunFolder(Path(argv[0])), request.terms))
     result = Result(trial=request.trial, cost_s=0.0)
     if request.is_measured:
-        result = contest.measured(request.trial, request.limit_s)
+        result = trials.measured(request.trial, request.limit_s)
     if is_faster(result) or not request.is_measured:
         begin_s = elapsed_s()
-        verdict = contest.judged(request.trial.changes)
+        verdict = trials.judged(request.trial.changes)
         result = msgspec.structs.replace(result, verdict=verdict, gate_s=elapsed_s() - begin_s)
     stdio.answers.write(result)
     return 0

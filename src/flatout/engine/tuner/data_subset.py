@@ -72,15 +72,15 @@ class CacheSubset:
     @cached_property
     def part(self) -> DataSubset:
         """Samples from all over the data."""
-        places = torch.linspace(0, len(self._dataset) - 1, self.size)
-        return DataSubset(dataset=self._dataset, indices=places.round().long().tolist())
+        indices = torch.linspace(0, len(self._dataset) - 1, self.size)
+        return DataSubset(dataset=self._dataset, indices=indices.round().long().tolist())
 
     def is_read_once(self, num_steps: int | None) -> bool:
         """Whether few samples are read again in a run of so many steps; None is a long one."""
         two_epochs = 2 * len(self._dataset) / self._batch_size
         return num_steps is not None and num_steps < two_epochs
 
-    def told(self, num_steps: int | None) -> Cache:
+    def cost(self, num_steps: int | None) -> Cache:
         """The cost in numbers, or the reason against it.
 
         Args:

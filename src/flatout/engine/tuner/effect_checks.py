@@ -42,100 +42,100 @@ class UpdateEvidence:
     step: EagerStep | CapturedStep | None = None
 
 
-def observed_effect(changes: dict[str, Any], seen: UpdateEvidence) -> str | None:
+def observed_effect(changes: dict[str, Any], evidence: UpdateEvidence) -> str | None:
     """The visible effect of each changed field; None if one of them did nothing.
 
     Args:
         changes: recipe fields with their values.
-        seen: after an update under them.
+        evidence: after an update under them.
     """
     effects = []
     for name, value in changes.items():
-        look = _LOOKS.get(name)
-        found = look(value, seen) if look is not None else "set"
-        if found is None:
+        find_effect = _EFFECT_CHECKS.get(name)
+        effect = find_effect(value, evidence) if find_effect is not None else "set"
+        if effect is None:
             return None
-        effects.append(found)
+        effects.append(effect)
     return ", ".join(effects)
 
 
-def _precision(value: str, seen: UpdateEvidence) -> str | None:
+def _precision(value: str, evidence: UpdateEvidence) -> str | None:
     dtype = _DTYPES.get(value)
     if dtype is None:
         return f"matmul precision {matmul_precision()}"
-    count = seen.trace.dtypes[dtype]
+    count = evidence.trace.dtypes[dtype]
     if value == "float8":
-        count = sum(n for name, n in seen.trace.calls.items() if "_scaled_mm" in name)
+        count = sum(n for name, n in evidence.trace.calls.items() if "_scaled_mm" in name)
     return f"{count} products in {value}" if count else None
 
 
-def _memory_format(value: str, seen: UpdateEvidence) -> str | None:
+def _memory_format(value: str, evidence: UpdateEvidence) -> str | None:
     if value == "contiguous":
         return "contiguous"
-    count = seen.trace.num_channels_last
+    count = evidence.trace.num_channels_last
     return f"{count} tensors in channels_last" if count else None
 
 
-def _attention(value: str, seen: UpdateEvidence) -> str | None:
+def _attention(value: str, evidence: UpdateEvidence) -> str | None:
     """The attention that was called: torch's fused kernels have names, math is made of products."""
-    names = [name for name in seen.trace.calls if "scaled_dot_product" in name]
+    names = [name for name in evidence.trace.calls if "scaled_dot_product" in name]
     fused = [name for name in names if "math" not in name]
     if value == "math":
         return None if fused else "attention as matrix products"
-    asked = [name for name in fused if value in name]
-    return asked[0].removeprefix("aten.") if asked else None
+    matching = [name for name in fused if value in name]
+    return matching[0].removeprefix("aten.") if matching else None
 
 
-def _optimizer(value: str, seen: UpdateEvidence) -> str | None:
+def _optimizer(value: str, evidence: UpdateEvidence) -> str | None:
     if value not in ("fused", "foreach"):
         return "as it was built"
-    calls = [name for name in seen.trace.calls if f"_{value}_" in name]
+    calls = [name for name in evidence.trace.calls if f"_{value}_" in name]
     return calls[0].removeprefix("aten.") if calls else None
 
 
-def _data_path(value: str, seen: UpdateEvidence) -> str | None:
+def _data_path(value: str, evidence: UpdateEvidence) -> str | None:
     if value != "cached":
         return value
-    feed = seen.session.feed
-    is_seen = isinstance(feed, CachedFeed) and feed.num_read == 0
-    return "no sample was read; all came from the cache" if is_seen else None
+    feed = evidence.session.feed
+    has_effect = isinstance(feed, CachedFeed) and feed.num_read == 0
+    return "no sample was read; all came from the cache" if has_effect else None
 
 
-def _workers(value: int, seen: UpdateEvidence) -> str | None:
-    feed = seen.session.feed
+def _workers(value: int, evidence: UpdateEvidence) -> str | None:
+    feed = evidence.session.feed
     if isinstance(feed, CachedFeed):
         return _ONLY_FILLING
     alive = feed.num_workers_alive() if isinstance(feed, LoaderFeed) else 0
     return f"{counted_text(alive, 'worker')} alive" if alive == value else None
 
 
-def _prefetch(value: int, seen: UpdateEvidence) -> str | None:
-    feed, workers = seen.session.feed, seen.session.recipe.loader_workers.value
+def _prefetch(value: int, evidence: UpdateEvidence) -> str | None:
+    feed, workers = evidence.session.feed, evidence.session.recipe.loader_workers.value
     if isinstance(feed, CachedFeed):
         return _ONLY_FILLING
     if not isinstance(feed, LoaderFeed) or workers == 0:
         return None
     ahead = feed.num_batches_ahead()
     # In an epoch of few batches there may not be as many, but more than torch would fetch.
-    is_seen = ahead > min(value - 1, _TORCH_PREFETCH) * workers
-    return f"{counted_text(ahead, 'batch', 'batches')} ahead" if is_seen else None
+    has_effect = ahead > min(value - 1, _TORCH_PREFETCH) * workers
+    return f"{counted_text(ahead, 'batch', 'batches')} ahead" if has_effect else None
 
 
-def _pinned(value: bool, seen: UpdateEvidence) -> str | None:
-    is_read = isinstance(seen.session.feed, LoaderFeed | CachedFeed)
-    if not (value and is_read and seen.session.device.type == "cuda"):
+def _pinned(value: bool, evidence: UpdateEvidence) -> str | None:
+    is_read = isinstance(evidence.session.feed, LoaderFeed | CachedFeed)
+    if not (value and is_read and evidence.session.device.type == "cuda"):
         return "set"
-    tensors = list(tensors_in([batch for batch, _ in seen.update]))
-    is_seen = bool(tensors) and all(tensor.is_pinned() for tensor in tensors)
-    return "batches are in pinned memory" if is_seen else None
+    tensors = list(tensors_in([batch for batch, _ in evidence.update]))
+    has_effect = bool(tensors) and all(tensor.is_pinned() for tensor in tensors)
+    return "batches are in pinned memory" if has_effect else None
 
 
-def _threads(value: int, seen: UpdateEvidence) -> str | None:
+def _threads(value: int, evidence: UpdateEvidence) -> str | None:
     return counted_text(value, "thread") if torch.get_num_threads() == value else None
 
 
-def _affinity(value: CpuAffinity, seen: UpdateEvidence) -> str | None:
-    topology, threads = seen.session.facts.topology, cpus_by_thread().values()
+def _affinity(value: CpuAffinity, evidence: UpdateEvidence) -> str | None:
+    topology, threads = evidence.session.facts.topology, cpus_by_thread().values()
     if value == "all":
         return "threads scheduled by the system"
     chosen = set(topology.chosen(value))
@@ -145,43 +145,45 @@ def _affinity(value: CpuAffinity, seen: UpdateEvidence) -> str | None:
     return f"{counted_text(len(threads), 'thread')} pinned to {len(chosen)} of {total}"
 
 
-def _allocator(value: str, seen: UpdateEvidence) -> str | None:
+def _allocator(value: str, evidence: UpdateEvidence) -> str | None:
     if value == "system":
         return "default of the C library"
-    return f"{seen.trace.num_page_faults:,} page faults in an update" if is_retaining() else None
+    return (
+        f"{evidence.trace.num_page_faults:,} page faults in an update" if is_retaining() else None
+    )
 
 
-def _micro_batch(value: int, seen: UpdateEvidence) -> str | None:
-    num = len(seen.update)
+def _micro_batch(value: int, evidence: UpdateEvidence) -> str | None:
+    num = len(evidence.update)
     return f"{num} micro-batches of {value}" if num > 1 else None
 
 
-def _recomputed(value: bool | float, seen: UpdateEvidence) -> str | None:
+def _recomputed(value: bool | float, evidence: UpdateEvidence) -> str | None:
     if not value:
         return "all activations kept"
-    activations = seen.session.activations
+    activations = evidence.session.activations
     count = activations.num_blocks if activations is not None else 0
-    is_seen = activations is not None and not activations.is_without_effect()
-    return f"{counted_text(count, 'block')} recomputed" if is_seen else None
+    has_effect = activations is not None and not activations.is_without_effect()
+    return f"{counted_text(count, 'block')} recomputed" if has_effect else None
 
 
-def _capture(value: str, seen: UpdateEvidence) -> str | None:
+def _capture(value: str, evidence: UpdateEvidence) -> str | None:
     if value == "off":
         return "operations launched one by one"
-    count = seen.step.num_replayed if isinstance(seen.step, CapturedStep) else 0
+    count = evidence.step.num_replayed if isinstance(evidence.step, CapturedStep) else 0
     return f"{counted_text(count, 'update')} replayed" if count else None
 
 
-def _compiled(value: str, seen: UpdateEvidence) -> str | None:
-    found = compilers(seen.session)
-    if not found or any(compiler.num_calls == 0 for compiler in found):
+def _compiled(value: str, evidence: UpdateEvidence) -> str | None:
+    used_compilers = compilers(evidence.session)
+    if not used_compilers or any(compiler.num_calls == 0 for compiler in used_compilers):
         return None
-    num_graphs = sum(compiler.num_graphs for compiler in found)
+    num_graphs = sum(compiler.num_graphs for compiler in used_compilers)
     return f"{counted_text(num_graphs, 'graph')} compiled and run"
 
 
-_Look = Callable[[Any, UpdateEvidence], str | None]
-_LOOKS: dict[str, _Look] = {
+_EffectCheck = Callable[[Any, UpdateEvidence], str | None]
+_EFFECT_CHECKS: dict[str, _EffectCheck] = {
     "precision": _precision,
     "memory_format": _memory_format,
     "attention": _attention,

@@ -3,8 +3,8 @@
 A plain loop and a recipe that are compared here share nothing: neither the allocator nor threads
 nor the environment that flatout gives its workers. Only one of the two has work at any moment.
 
-The process reads a Request as a line of JSON from stdin and answers it when all is built; then it
-reads numbers of updates, and answers each with the Block that they were. It ends with its stdin.
+The process reads a request as a line of JSON from stdin and replies when all is built; then it
+reads numbers of updates, and replies to each with the block of them. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms
 
 
-class TrialAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """To a Request, in which way the proved fields were seen; to a number, the block; or neither.
+class TrialReply(msgspec.Struct, frozen=True, kw_only=True):
+    """To a request, in which way the proved fields were seen; to a number, the block; or neither.
 
     problem: why it could not be done.
     """
@@ -119,13 +119,13 @@ def patience_s(usual_s: float) -> float:
     return max(_LEAST_PATIENCE_S, _PATIENCE * usual_s)
 
 
-def measured_in_fresh_processes(trial: Trial, limit_s: float, surroundings: TrialContext) -> Result:
-    """Carries out a trial in as many pairs of fresh processes as it asks for, one after another.
+def measured_in_fresh_processes(trial: Trial, limit_s: float, context: TrialContext) -> Result:
+    """Carries out a trial in as many pairs of fresh processes as it requests, one after another.
 
     Args:
         trial: what is compared.
         limit_s: for the measurement in each pair.
-        surroundings: what the processes have alike.
+        context: what the processes have alike.
 
     Raises:
         KeyboardInterrupt: a stop was requested.
@@ -135,17 +135,17 @@ def measured_in_fresh_processes(trial: Trial, limit_s: float, surroundings: Tria
     loads: list[Load | None] = []
     effect: str | None = None
     for _ in range(trial.num_processes):
-        if surroundings.request.reason is not None:
+        if context.request.reason is not None:
             raise KeyboardInterrupt
         try:
-            comparison, effect, load = _one_pair(trial, limit_s, surroundings)
+            comparison, effect, load = _one_pair(trial, limit_s, context)
         except _NotMeasuredError as error:
             if comparisons and error.finding.rule == "search-out-of-time":
                 break
             return Result(trial=trial, cost_s=elapsed_s() - begin_s, problem=error.finding)
         comparisons.append(comparison)
         loads.append(load)
-    speedups = tuple(one.speedup for one in comparisons)
+    speedups = tuple(comparison.speedup for comparison in comparisons)
     return Result(
         trial=trial,
         cost_s=elapsed_s() - begin_s,
@@ -153,9 +153,11 @@ def measured_in_fresh_processes(trial: Trial, limit_s: float, surroundings: Tria
         # A first look is not final: the confirmation shows whether the process is like others.
         speedup=speedups[0] if trial.stage == "screen" else speedup_over_processes(speedups),
         by_process=speedups,
-        samples_per_s=_middle(comparisons, lambda one: one.samples_per_s),
-        incumbent_samples_per_s=_middle(comparisons, lambda one: one.incumbent_samples_per_s),
-        excess_bytes=max(one.excess_bytes for one in comparisons),
+        samples_per_s=_middle(comparisons, lambda comparison: comparison.samples_per_s),
+        incumbent_samples_per_s=_middle(
+            comparisons, lambda comparison: comparison.incumbent_samples_per_s
+        ),
+        excess_bytes=max(comparison.excess_bytes for comparison in comparisons),
         load=mean_load([(load, 1.0) for load in loads]),
         load_by_process=tuple(loads),
     )
@@ -167,17 +169,21 @@ def _middle(comparisons: list[SpeedComparison], read: Callable[[SpeedComparison]
 
 
 def _one_pair(
-    trial: Trial, limit_s: float, surroundings: TrialContext
+    trial: Trial, limit_s: float, context: TrialContext
 ) -> tuple[SpeedComparison, str | None, Load | None]:
-    ends_at_s, watch = surroundings.ends_at_s, LoadWatch()
-    terms = surroundings.terms
-    beside = TrialRequest(changes=trial.incumbent, proved={}, terms=terms)
-    tried = TrialRequest(changes=trial.changes, proved=trial.candidate.changes, terms=terms)
+    ends_at_s, watch = context.ends_at_s, LoadWatch()
+    terms = context.terms
+    incumbent_request = TrialRequest(changes=trial.incumbent, proved={}, terms=terms)
+    candidate_request = TrialRequest(
+        changes=trial.changes, proved=trial.candidate.changes, terms=terms
+    )
     with contextlib.ExitStack() as stack:
         # Both start at the same time: each needs only one core for that.
-        incumbent = stack.enter_context(_ContestantProcess("the incumbent", beside, surroundings))
+        incumbent = stack.enter_context(
+            _ContestantProcess("the incumbent", incumbent_request, context)
+        )
         candidate = stack.enter_context(
-            _ContestantProcess(f"`{trial.candidate.name}`", tried, surroundings)
+            _ContestantProcess(f"`{trial.candidate.name}`", candidate_request, context)
         )
         incumbent.wait_until_ready()
         effect = candidate.wait_until_ready()
@@ -203,27 +209,27 @@ class _ContestantProcess(contextlib.AbstractContextManager["_ContestantProcess"]
     Args:
         name: in messages.
         request: which contestant.
-        surroundings: what it has in common with the other one.
+        context: what it has in common with the other one.
 
     Raises:
         _NotMeasuredError: no process could be started.
     """
 
-    def __init__(self, name: str, request: TrialRequest, surroundings: TrialContext) -> None:
+    def __init__(self, name: str, request: TrialRequest, context: TrialContext) -> None:
         self._name = name
         environment = plain_environment() if request.changes is None else None
         try:
             self._process = JsonProcess(
                 sys.executable,
                 "flatout.engine.tuner.trial_process",
-                str(surroundings.folder),
+                str(context.folder),
                 environment=environment,
                 is_separate=False,
             )
         except OSError as error:
             raise self._died(f"the process could not be started: {error}") from error
-        self._patience_s = patience_s(surroundings.usual_s)
-        self._search_ends_at_s = surroundings.ends_at_s
+        self._patience_s = patience_s(context.usual_s)
+        self._search_ends_at_s = context.ends_at_s
         self._given_up_at_s = elapsed_s() + self._patience_s
         self._process.send(request)
 
@@ -234,19 +240,19 @@ class _ContestantProcess(contextlib.AbstractContextManager["_ContestantProcess"]
 
     def wait_until_ready(self) -> str | None:
         """Waits until it is built; gives the effect that its settings were seen to have."""
-        return self._answer().effect
+        return self._receive().effect
 
     def timed(self, num_updates: int) -> TimedBlock:
         """See TimedLoop."""
         self._process.send(num_updates)
-        block = self._answer().block
+        block = self._receive().block
         assert block is not None, "an answer without a problem to a number of updates is a block"
         return block
 
-    def _answer(self) -> TrialAnswer:
+    def _receive(self) -> TrialReply:
         until_s = min(self._given_up_at_s, self._search_ends_at_s)
         try:
-            answer: TrialAnswer = self._process.receive(TrialAnswer, until_s=until_s)
+            reply: TrialReply = self._process.receive(TrialReply, until_s=until_s)
         except TimeoutError as error:
             self._process.end()
             if self._search_ends_at_s < self._given_up_at_s:
@@ -256,53 +262,53 @@ class _ContestantProcess(contextlib.AbstractContextManager["_ContestantProcess"]
         except ProcessEnded as error:
             # A candidate that crashes its process is a candidate that lost.
             raise self._died(f"exited with code {error.exit_code}") from error
-        if answer.problem is not None:
-            raise _NotMeasuredError(answer.problem)
-        return answer
+        if reply.problem is not None:
+            raise _NotMeasuredError(reply.problem)
+        return reply
 
     def _died(self, because: str) -> _NotMeasuredError:
-        died = RunFailed(
+        error = RunFailed(
             "trial-died",
             f"the process that measured {self._name} failed.",
             because=because,
             fix="see what it printed: worker.log",
         )
-        return _NotMeasuredError(finding_from(died, "note"))
+        return _NotMeasuredError(finding_from(error, "note"))
 
 
 def main(argv: list[str]) -> int:
-    """Builds what stdin asks for, and times it."""
+    """Builds what is requested on stdin, and times it."""
     stdio = JsonStdio()
     import_quickly("flatout.engine.tuner.trials", COMPILER)
     from flatout.engine.runtime.error_map import to_flatout_error
 
-    def answer(action: Callable[[], TrialAnswer]) -> None:
+    def reply_with(action: Callable[[], TrialReply]) -> None:
         try:
-            answered = action()
+            reply = action()
         except Exception as error:
-            news = to_flatout_error(error)
-            if news is None:
+            known_error = to_flatout_error(error)
+            if known_error is None:
                 raise
-            answered = TrialAnswer(problem=finding_from(news, "note"))
-        stdio.answers.write(answered)
+            reply = TrialReply(problem=finding_from(known_error, "note"))
+        stdio.answers.write(reply)
 
     with contextlib.ExitStack() as stack:
         built: list[TimedLoop] = []
 
-        def build() -> TrialAnswer:
+        def build() -> TrialReply:
             contestant, effect = _built(stdio.read(TrialRequest), RunFolder(Path(argv[0])))
             stack.callback(contestant.runner.close)
             built.append(contestant)
-            return TrialAnswer(effect=effect)
+            return TrialReply(effect=effect)
 
-        def time(num_updates: int) -> TrialAnswer:
+        def time(num_updates: int) -> TrialReply:
             if num_updates >= _QUICK_UPDATES:
                 built[0].timed(num_updates)
-            return TrialAnswer(block=built[0].timed(num_updates))
+            return TrialReply(block=built[0].timed(num_updates))
 
-        answer(build)
+        reply_with(build)
         for num_updates in stdio.requests(int) if built else ():
-            answer(functools.partial(time, num_updates))
+            reply_with(functools.partial(time, num_updates))
     return 0
 
 
@@ -310,9 +316,9 @@ def _built(request: TrialRequest, folder: RunFolder) -> tuple[TimedLoop, str | N
     """The requested contestant, and the effect that its settings were seen to have."""
     from flatout.engine.tuner.trials import Trials
 
-    contest = Trials(task_of(folder, request.terms))
+    trials = Trials(task_of(folder, request.terms))
     is_of_part = request.terms.part_size is not None
-    contestant, proof = contest.contestant(request.changes, request.proved, is_of_part=is_of_part)
+    contestant, proof = trials.contestant(request.changes, request.proved, is_of_part=is_of_part)
     return contestant, proof.effect
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from flatout.engine.gate import Gate
-from flatout.engine.gate import GateSubject as Judged
+from flatout.engine.gate import Gate, GateSubject
 from flatout.engine.gate.batch_splitting import Training, why_not_split
 from flatout.engine.runtime.allocator import page_faults
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory, to_flatout_error
@@ -65,7 +64,7 @@ class Trials:
     """
 
     def __init__(self, subject: TuningTask) -> None:
-        self.contestants = CandidateBuilder(subject)
+        self.builder = CandidateBuilder(subject)
         self._subject = subject
         self._gate: Gate | None = None
         self.lost: FlatoutError | None = None
@@ -86,10 +85,10 @@ class Trials:
         try:
             comparison, proof = self._compared(trial, limit_s, ends_at_s)
         except Exception as error:
-            news = _news(self, error)
-            if news is None:
+            known_error = _known_error(self, error)
+            if known_error is None:
                 raise
-            problem = finding_from(news, "note")
+            problem = finding_from(known_error, "note")
         if comparison is None and self.lost is None:
             release_memory()
         return Result(
@@ -101,7 +100,7 @@ class Trials:
             effect=proof.effect,
             problem=problem,
             excess_bytes=comparison.excess_bytes if comparison else 0,
-            compile_s=_compile_s(comparison, proof, self.contestants.setting.batch_size)
+            compile_s=_compile_s(comparison, proof, self.builder.setting.batch_size)
             if trial.candidate.is_compiled
             else None,
             load=watch.load(),
@@ -109,25 +108,25 @@ class Trials:
 
     def judged(self, changes: dict[str, Any]) -> Verdict:
         """Whether a candidate still computes what the plain step computes."""
-        contestants = self.contestants
+        builder = self.builder
         if self._gate is None:
-            subject = contestants.subject
-            judged = Judged(
+            subject = builder.subject
+            gate_subject = GateSubject(
                 experiment=subject.experiment,
                 seed=subject.seed,
                 device=subject.device_name,
-                train_data=contestants.train_data,
+                train_data=builder.train_data,
             )
-            self._gate = Gate(judged, contestants.plain_recipe())
+            self._gate = Gate(gate_subject, builder.plain_recipe())
         try:
-            return self._gate.judge(contestants.recipe(changes))
+            return self._gate.judge(builder.recipe(changes))
         except Exception as error:
-            news = _news(self, error)
-            if news is None:
+            known_error = _known_error(self, error)
+            if known_error is None:
                 raise
             # What cannot be judged, for example because memory is short, is not used.
             check = Check(
-                name="gate", is_passed=False, note=f"could not be checked: {news.problem}"
+                name="gate", is_passed=False, note=f"could not be checked: {known_error.problem}"
             )
             return Verdict(checks=(check,))
 
@@ -151,15 +150,15 @@ class Trials:
         Raises:
             UsageError: setting-without-effect, or the recipe cannot be carried out here.
         """
-        contestants = self.contestants
-        watch = MemoryWatch(contestants.device)
+        builder = self.builder
+        watch = MemoryWatch(builder.device)
         if changes is None:
-            return contestants.plain(is_of_part=is_of_part), EffectProof()
-        session = contestants.session(changes, is_of_part=is_of_part)
-        contestant = dataclasses.replace(contestants.contestant(session), watch=watch)
+            return builder.plain(is_of_part=is_of_part), EffectProof()
+        session = builder.session(changes, is_of_part=is_of_part)
+        contestant = dataclasses.replace(builder.contestant(session), watch=watch)
         # A setting of the user's is kept; that it has no effect is a warning, not an error.
         proved = {
-            name: value for name, value in proved.items() if name not in contestants.subject.fixed
+            name: value for name, value in proved.items() if name not in builder.subject.fixed
         }
         if not proved:
             return contestant, EffectProof()
@@ -182,22 +181,22 @@ class Trials:
         measured = self._plain_step({})
         if measured is not None:
             return measured
-        pieces = accumulated(self.contestants.setting)
+        pieces = accumulated(self.builder.setting)
         verdict = self.judged(pieces[0]) if pieces else None
         is_right = verdict is not None and verdict.is_passed
-        why_not = _why_not_split(self._subject, self.contestants) if is_right else None
+        why_not = _why_not_split(self._subject, self.builder) if is_right else None
         is_right = is_right and why_not is None
-        for baseline in (*(pieces if is_right else ()), *recomputing(self.contestants.setting)):
+        for baseline in (*(pieces if is_right else ()), *recomputing(self.builder.setting)):
             measured = self._plain_step(baseline)
             if measured is not None:
                 return measured
-        has_batch_norm = self.contestants.setting.has_batch_norm
+        has_batch_norm = self.builder.setting.has_batch_norm
         raise _fits_nowhere(verdict, why_not, has_batch_norm=has_batch_norm)
 
     def take_as_plain(self, baseline: dict[str, Any]) -> None:
         """Gives the plain loop these recipe fields, which it needs to fit."""
-        contestants = self.contestants
-        contestants.setting = msgspec.structs.replace(contestants.setting, baseline=baseline)
+        builder = self.builder
+        builder.setting = msgspec.structs.replace(builder.setting, baseline=baseline)
         # It compares with the plain step.
         self._gate = None
 
@@ -214,9 +213,9 @@ class Trials:
         return None
 
     def _measured_step(self) -> tuple[float, Trace]:
-        batch_size = self.contestants.setting.batch_size
+        batch_size = self.builder.setting.batch_size
         try:
-            contestant = self.contestants.plain()
+            contestant = self.builder.plain()
             begin_s = elapsed_s()
             trace = traced(lambda: contestant.timed(1))
         except Exception as error:
@@ -234,7 +233,7 @@ class Trials:
         return per_sample_s * batch_size, trace
 
     def _one_update_of_its_own(self) -> None:
-        contestant = self.contestants.contestant(self.contestants.session({}))
+        contestant = self.builder.contestant(self.builder.session({}))
         try:
             contestant.timed(1)
         finally:
@@ -271,9 +270,9 @@ class Trials:
         """The shares of an update's time, the number of new pages of memory it waits for, and the
         host's share.
         """
-        session = self.contestants.session({})
+        session = self.builder.session({})
         timer = StepTimer(session.device)
-        contestant = self.contestants.contestant(session, timer)
+        contestant = self.builder.contestant(session, timer)
         loop = contestant.runner
         assert isinstance(loop, RecipeLoop), "flatout's loop has a recipe"
         is_long = step_s > _LONG_STEP_S
@@ -315,7 +314,7 @@ class Trials:
             return compared(incumbent, candidate, limit_s=limit_s, ends_at_s=ends_at_s), proof
 
 
-def _news(contest: Trials, error: Exception) -> FlatoutError | None:
+def _known_error(trials: Trials, error: Exception) -> FlatoutError | None:
     """The finding about a trial; notes whether it has taken the GPU from this process."""
     first: BaseException | None = error
     while first is not None and not isinstance(first, CaptureBroken):
@@ -323,20 +322,20 @@ def _news(contest: Trials, error: Exception) -> FlatoutError | None:
         first = first.__cause__ or first.__context__
     if first is None:
         return to_flatout_error(error)
-    contest.lost = to_flatout_error(first)
-    return contest.lost
+    trials.lost = to_flatout_error(first)
+    return trials.lost
 
 
-def _why_not_split(subject: TuningTask, contestants: CandidateBuilder) -> str | None:
-    """The gate asks nothing about the validation, which sees parts of a batch, too."""
+def _why_not_split(subject: TuningTask, builder: CandidateBuilder) -> str | None:
+    """The gate does not check the validation, which sees parts of a batch, too."""
     training = Training(
         # With the validation data, which no contestant has.
         experiment=subject.experiment,
         seed=subject.seed,
-        device=contestants.device,
-        data=contestants.train_data,
+        device=builder.device,
+        data=builder.train_data,
     )
-    return why_not_split(training, contestants.plain_recipe())
+    return why_not_split(training, builder.plain_recipe())
 
 
 def _compile_s(
@@ -399,8 +398,8 @@ def _proved(changes: dict[str, Any], session: Session, candidate: TimedLoop) -> 
         assert isinstance(loop, RecipeLoop)
         if changes.get("capture") == "step":
             loop.run(NUM_WARM_UPS + session.recipe.steps_per_launch.value)
-        seen = UpdateEvidence(session=session, trace=trace, update=loop.newest, step=loop.step)
-        effect = observed_effect(changes, seen)
+        evidence = UpdateEvidence(session=session, trace=trace, update=loop.newest, step=loop.step)
+        effect = observed_effect(changes, evidence)
     if effect is None:
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         raise UsageError(
