@@ -224,6 +224,6 @@ def _bad(
     problem: str, fix: str = "correct the experiment; see flatout docs experiments"
 ) -> UsageError:
     field = problem.partition("`")[2].partition("`")[0]
-    place = given_as(field).place
-    because = place.with_code if place is not None else None
+    location = given_as(field).location
+    because = location.with_code if location is not None else None
     return UsageError("bad-experiment", problem, because=because, fix=fix)

@@ -14,7 +14,7 @@ import msgspec
 from flatout.errors import UsageError
 from flatout.schema.predict_protocol import Answer, Broken, Noted
 
-Kind = Literal["images", "idx", "csv", "parquet", "text"]
+SourceKind = Literal["images", "idx", "csv", "parquet", "text"]
 Part = Literal["train", "validation", "test"]
 Crew = Literal["local", "ray", "dask"]
 
@@ -38,7 +38,7 @@ class IngestRequest(msgspec.Struct, frozen=True, kw_only=True):
     on: Crew = "local"
     workers: int | None = None
     address: str | None = None
-    kind: Kind | None = None
+    kind: SourceKind | None = None
     validation: float | None = None
     test: float | None = None
     key: str | None = None
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     (channels, height, width).
     """
 
-    kind: Kind
+    kind: SourceKind
     validation: float
     test: float
     key: str | None = None
@@ -189,7 +189,7 @@ class IngestJob(msgspec.Struct, frozen=True, kw_only=True):
 class Listed(Answer, frozen=True, kw_only=True, tag="listed"):
     """The source is cut into pieces; num_kept of them are carried out already."""
 
-    source_kind: Kind
+    source_kind: SourceKind
     num_pieces: int
     num_kept: int
     size_bytes: int

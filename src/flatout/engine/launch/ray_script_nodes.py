@@ -56,10 +56,10 @@ class ScriptNode:
     def place(self) -> NodePlace:
         """Where the others reach it: on the address that Ray knows its machine by."""
         host = str(ray_module().util.get_node_ip_address())
-        with socket.socket() as one, socket.socket() as other:
-            for each in (one, other):
-                each.bind((host, 0))
-            return NodePlace(host, (one.getsockname()[1], other.getsockname()[1]))
+        with socket.socket() as first, socket.socket() as second:
+            for listening in (first, second):
+                listening.bind((host, 0))
+            return NodePlace(host, (first.getsockname()[1], second.getsockname()[1]))
 
     def start(self, argv: list[str], variables: dict[str, str]) -> None:
         """Starts the script with this node's interpreter."""
@@ -73,7 +73,7 @@ class ScriptNode:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def said(self) -> tuple[list[str], int | None]:
+    def poll_output(self) -> tuple[list[str], int | None]:
         """The lines since the last time, and the exit code once it has ended."""
         assert self._process is not None and self._reader is not None
         code = self._process.poll()
@@ -137,13 +137,13 @@ def _placed(cluster: RayCluster, count: int, *, has_gpus: bool) -> list[Any]:
 def _run(
     cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
 ) -> Iterator[NodeEvent]:
-    places = _start(cluster, request, actors, has_gpus=has_gpus)
+    node_places = _start(cluster, request, actors, has_gpus=has_gpus)
     yield NodesStarted(
         num_nodes=request.nodes,
         folder="",
         gpus=(),
         threads=1,
-        hosts=tuple(place.host for place in places),
+        hosts=tuple(node.host for node in node_places),
     )
     began_s = clock.elapsed_s()
     running = dict(enumerate(actors))
@@ -151,7 +151,7 @@ def _run(
         ended: dict[int, int] = {}
         for node, actor in running.items():
             try:
-                ((lines, code),) = cluster.ask([actor.said.remote()])
+                ((lines, code),) = cluster.fetch([actor.poll_output.remote()])
             except NoAnswer as error:
                 lines, code = [f"Ray: {error}"], _GONE
             yield from (NodeSaid(node=node, text=line) for line in lines)
@@ -186,12 +186,12 @@ def _start(
     # Ray has hidden the other GPUs from each of its own.
     own = {} if has_gpus else computing(request.framework, None, 1)
     try:
-        places: list[NodePlace] = cluster.ask([actor.place.remote() for actor in actors])
-        told = rendezvous(request.framework, places)
-        cluster.ask(
+        node_places: list[NodePlace] = cluster.fetch([actor.place.remote() for actor in actors])
+        variables = rendezvous(request.framework, node_places)
+        cluster.fetch(
             [
-                actor.start.remote(argv, {**own, **one})
-                for actor, one in zip(actors, told, strict=True)
+                actor.start.remote(argv, {**own, **rendezvous_variables})
+                for actor, rendezvous_variables in zip(actors, variables, strict=True)
             ]
         )
     except NoAnswer as error:
@@ -201,12 +201,12 @@ def _start(
             because=str(error),
             fix="every machine needs this flatout, and the script at this path",
         ) from error
-    return places
+    return node_places
 
 
 def _end(cluster: RayCluster, actors: list[Any]) -> None:
     with contextlib.suppress(NoAnswer):
-        cluster.ask([actor.end.remote() for actor in actors], 3 * GRACE_S)
+        cluster.fetch([actor.end.remote() for actor in actors], 3 * GRACE_S)
 
 
 def main() -> int:

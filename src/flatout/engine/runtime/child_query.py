@@ -25,7 +25,7 @@ def query_in_child(module: str, *arguments: str, limit_s: float) -> dict[str, An
         return f"no process could be started: {error}"
     with process:
         try:
-            answer: dict[str, Any] = process.receive(dict[str, Any], until_s=until_s)
+            reply: dict[str, Any] = process.receive(dict[str, Any], until_s=until_s)
         except TimeoutError:
             return f"no answer within {limit_s:g} s"
         except ProcessEnded as ended:
@@ -34,4 +34,4 @@ def query_in_child(module: str, *arguments: str, limit_s: float) -> dict[str, An
             lines = process.printed().strip().splitlines()
             return f"exited with code {ended.exit_code}{': ' + lines[-1] if lines else ''}"
         code = process.exit_code()
-        return answer if code == 0 else f"exited with code {code}"
+        return reply if code == 0 else f"exited with code {code}"

@@ -208,7 +208,7 @@ class CustomStep:
         named = dict(told) if isinstance(told, Mapping) and told else {"": told}
         given = {name: _pair(value) for name, value in named.items()}
         if self.exchange is not None:
-            losses = self.exchange.told(given)
+            losses = self.exchange.averaged(given)
         else:
             losses = {name: _mean(*pair) for name, pair in given.items()}
         if factor is not None:

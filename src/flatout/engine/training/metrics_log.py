@@ -143,7 +143,7 @@ class MetricsLog:
                 "a third"
             )
             self.moved = OutOfMemory(part="pace", because=said)
-        taken = self._cap.look() if self._cap is not None else None
+        taken = self._cap.check() if self._cap is not None else None
         if taken is not None:
             self._journal.warn(session.position.step, taken)
 

@@ -184,7 +184,9 @@ class Trainer:
                 del built
                 recipe = self._turn(ending)
                 device_name = ranks.device_name(recipe.device.value)
-                layout = replace(layout, wish=recipe.sharding.value, exchange=recipe.exchange.value)
+                layout = replace(
+                    layout, requested=recipe.sharding.value, exchange=recipe.exchange.value
+                )
                 built = self._build(device_name, layout)
 
     def _turn(self, ending: Ending) -> Recipe:
@@ -449,7 +451,7 @@ def _layout(ranks: RankGroup, named: dict[str, Any], held: Recipe | None) -> Mod
     """The layout of the model, from the user's choices and the recipe before."""
     return ModelLayout(
         ranks=ranks,
-        wish=named.get("sharding") or (held.sharding.value if held else None),
+        requested=named.get("sharding") or (held.sharding.value if held else None),
         exchange=named.get("exchange") or (held.exchange.value if held else "agreed"),
     )
 
