@@ -95,7 +95,7 @@ def test_check_when_there_is_room() -> None:
 
 
 def test_request_when_ranks_are_to_search() -> None:
-    assert TrainRequest(experiment="mlp", on="local:2", tune="auto").wish.mode == "off"
+    assert TrainRequest(experiment="mlp", on="local:2", tune="auto").tune_request.mode == "off"
     with pytest.raises(UsageError) as caught:
         TrainRequest(experiment="mlp", on="local:2", tune="full").check()
     assert caught.value.rule == "search-needs-one-rank"

@@ -51,4 +51,4 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def versions(self) -> dict[str, str]:
         """Every package's version."""
-        return {name: one.version for name, one in self.packages.items()}
+        return {name: package.version for name, package in self.packages.items()}

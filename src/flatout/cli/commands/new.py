@@ -41,12 +41,12 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | N
     request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **answers))
     if is_asked:
         request = answered(request)
-    sketch = runs_api.sketch(request)
-    file = runs_api.write_new(sketch, is_forced=force)
+    draft = runs_api.draft(request)
+    file = runs_api.write_new(draft, is_forced=force)
     for finding in request.warnings():
         show.print_finding(finding)
     next_command = f"flatout train {file.name}"
     if is_json:
-        show.print_json({"file": str(file), "experiment": sketch, "next": next_command})
+        show.print_json({"file": str(file), "experiment": draft, "next": next_command})
     else:
-        show.print_written(file.name, sketch, next_command)
+        show.print_written(file.name, draft, next_command)

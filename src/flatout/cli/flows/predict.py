@@ -19,13 +19,13 @@ from flatout.cli.render.predictions import (
 from flatout.cli.render.wording import home_text
 from flatout.schema.finding import Finding
 from flatout.schema.predict_protocol import (
-    AnyAnswer,
-    Broken,
+    AnyReply,
     Counted,
     Evaluated,
     Loaded,
     Noted,
     Predicted,
+    ProcessFailed,
     Refused,
     Written,
 )
@@ -37,27 +37,27 @@ _LOADING = "loading torch and the weights"
 class _Received:
     """Passes answers on, and prints problems as they occur."""
 
-    def __init__(self, answers: Iterator[AnyAnswer], waiting: Waiting) -> None:
+    def __init__(self, answers: Iterator[AnyReply], waiting: Waiting) -> None:
         self._answers = answers
         self._waiting = waiting
         self.exit_code = 0
         self.broken: Finding | None = None
 
-    def __iter__(self) -> Iterator[AnyAnswer]:
+    def __iter__(self) -> Iterator[AnyReply]:
         for answer in self._answers:
-            if isinstance(answer, Noted | Refused | Broken):
+            if isinstance(answer, Noted | Refused | ProcessFailed):
                 self._waiting.stop()
                 show.print_finding(answer.finding)
-            if isinstance(answer, Broken) and answer.exit_code != 2:
+            if isinstance(answer, ProcessFailed) and answer.exit_code != 2:
                 explain_failure.explain(answer.finding, answer.printed)
             if isinstance(answer, Refused):
                 self.exit_code = 1
-            elif isinstance(answer, Broken):
+            elif isinstance(answer, ProcessFailed):
                 self.exit_code, self.broken = answer.exit_code, answer.finding
             yield answer
 
 
-def print_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
+def print_predictions(run: str, answers: Generator[AnyReply]) -> int:
     """A table of predictions, row by row; gives the exit code."""
     table = PredictionTable(0)
     loaded: Loaded | None = None
@@ -82,7 +82,7 @@ def print_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
     return heard.exit_code
 
 
-def json_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
+def json_predictions(run: str, answers: Generator[AnyReply]) -> int:
     """The same as one JSON document, written as the predictions come."""
     with contextlib.closing(answers), Waiting(_LOADING) as waiting:
         heard = _Received(answers, waiting)
@@ -97,19 +97,19 @@ def json_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
     return heard.exit_code
 
 
-def _documents(answers: Iterable[AnyAnswer]) -> Iterator[dict[str, Any]]:
+def _documents(answers: Iterable[AnyReply]) -> Iterator[dict[str, Any]]:
     for answer in answers:
         if isinstance(answer, Predicted):
             yield {"input": answer.input, "row": answer.row, **answer.values}
         elif isinstance(answer, Refused):
             yield {"input": answer.input, "error": answer.finding}
-        elif isinstance(answer, Broken):
+        elif isinstance(answer, ProcessFailed):
             yield {"error": answer.finding}
         elif isinstance(answer, Written):
             yield {"written": answer.path}
 
 
-def print_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
+def print_evaluation(run: str, answers: Generator[AnyReply]) -> int:
     """The recorded and the computed metrics, and whether they agree; returns the exit code."""
     with contextlib.closing(answers), Waiting(_LOADING) as waiting:
         heard = _Received(answers, waiting)
@@ -127,7 +127,7 @@ def print_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
     return heard.exit_code
 
 
-def json_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
+def json_evaluation(run: str, answers: Generator[AnyReply]) -> int:
     """The same as one JSON document."""
     with contextlib.closing(answers), Waiting(_LOADING) as waiting:
         heard = _Received(answers, waiting)
@@ -143,6 +143,6 @@ def json_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
     return heard.exit_code
 
 
-def _until(kind: type, answers: Iterator[AnyAnswer]) -> Any:
+def _until(kind: type, answers: Iterator[AnyReply]) -> Any:
     """The next answer of a kind; None if there is none any more."""
     return next((answer for answer in answers if isinstance(answer, kind)), None)

@@ -203,7 +203,7 @@ def columns_of(
             _check_fill(name, value, is_number=kinds[name] == "number")
     with readable(options.name):
         vocabularies = {
-            name: given.get(name) or _values(name, options, read(name), is_asked_for=name in given)
+            name: given.get(name) or _values(name, options, read(name), is_requested=name in given)
             for name, kind in kinds.items()
             if kind == "category"
         }
@@ -283,11 +283,11 @@ def _role(table: str, field: Field) -> str:
 
 
 def _values(
-    name: str, options: TableOptions, pieces: Iterable[Arrow], *, is_asked_for: bool
+    name: str, options: TableOptions, pieces: Iterable[Arrow], *, is_requested: bool
 ) -> tuple[str, ...]:
     texts = texts_of(pieces)
     others = sorted(value for value in texts if not _is_number(value))
-    if not is_asked_for and others and len(others) < len(texts) / 2:
+    if not is_requested and others and len(others) < len(texts) / 2:
         raise UsageError(
             "column-of-unknown-kind",
             f"column `{name}` of {options.name} mixes numbers and text.",

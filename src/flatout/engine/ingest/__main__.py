@@ -13,7 +13,7 @@ from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.ingest_protocol import IngestRequest
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.system.json_process import JsonStdio
 
 
@@ -27,13 +27,13 @@ def main() -> int:
         for line in ingest(request):
             stdio.answers.write(line)
     except FlatoutError as error:
-        stdio.answers.write(Broken(finding=finding_from(error), exit_code=error.exit_code))
+        stdio.answers.write(ProcessFailed(finding=finding_from(error), exit_code=error.exit_code))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - any failure is reported
         traceback.print_exc()
         problem = f"flatout itself failed: {type(error).__name__}: {error}"
         finding = Finding(rule="internal-error", severity="error", problem=problem)
-        stdio.answers.write(Broken(finding=finding, exit_code=3))
+        stdio.answers.write(ProcessFailed(finding=finding, exit_code=3))
         return 3
     return 0
 

@@ -15,7 +15,7 @@ from flatout.schema.ingest_protocol import (
     FORMAT,
     PARTS,
     Advanced,
-    AnyIngestAnswer,
+    AnyIngestReply,
     Ingested,
     IngestJob,
     IngestRequest,
@@ -25,13 +25,13 @@ from flatout.schema.ingest_protocol import (
     ShardManifest,
     SourcePiece,
 )
-from flatout.schema.predict_protocol import Broken, Noted
+from flatout.schema.predict_protocol import Noted, ProcessFailed
 from flatout.schema.units import counted_text, percent_text
 from flatout.system.source_path import existing
 from flatout.system.store.shards import ShardFolder
 
 
-def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
+def ingest(request: IngestRequest) -> Iterator[AnyIngestReply]:
     """Brings a folder up to date with a source, and reports progress.
 
     Raises:
@@ -55,7 +55,7 @@ def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
 
 def _fill(
     request: IngestRequest, source_path: Path, source: IngestSource, folder: ShardFolder
-) -> Iterator[AnyIngestAnswer]:
+) -> Iterator[AnyIngestReply]:
     settings = source.settings
     old = folder.read_manifest()
     _check_same(folder, old, settings)
@@ -83,7 +83,7 @@ def _fill(
         so_far = _advanced(source.pieces, done)
         for outcome in carry_out_all(job, todo, request.on, request.workers, request.address):
             if isinstance(outcome, Failure):
-                yield Broken(finding=outcome.finding, exit_code=outcome.exit_code)
+                yield ProcessFailed(finding=outcome.finding, exit_code=outcome.exit_code)
                 return
             done[outcome.name] = outcome
             so_far = _advanced_by(so_far, outcome, sizes[outcome.name])

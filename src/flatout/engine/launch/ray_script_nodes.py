@@ -21,12 +21,12 @@ from typing import Any
 from flatout.engine.launch.ray_cluster import PLACE_LIMIT_S, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, finding_from
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.script_launch import (
     LaunchRequest,
+    NodeAddresses,
     NodeEnded,
     NodeEvent,
-    NodePlace,
     NodeSaid,
     NodesStarted,
     computing,
@@ -53,13 +53,13 @@ class ScriptNode:
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader: threading.Thread | None = None
 
-    def place(self) -> NodePlace:
+    def addresses(self) -> NodeAddresses:
         """Where the others reach it: on the address that Ray knows its machine by."""
         host = str(ray_module().util.get_node_ip_address())
         with socket.socket() as first, socket.socket() as second:
             for listening in (first, second):
                 listening.bind((host, 0))
-            return NodePlace(host, (first.getsockname()[1], second.getsockname()[1]))
+            return NodeAddresses(host, (first.getsockname()[1], second.getsockname()[1]))
 
     def start(self, argv: list[str], variables: dict[str, str]) -> None:
         """Starts the script with this node's interpreter."""
@@ -137,13 +137,13 @@ def _placed(cluster: RayCluster, count: int, *, has_gpus: bool) -> list[Any]:
 def _run(
     cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
 ) -> Iterator[NodeEvent]:
-    node_places = _start(cluster, request, actors, has_gpus=has_gpus)
+    nodes = _start(cluster, request, actors, has_gpus=has_gpus)
     yield NodesStarted(
         num_nodes=request.nodes,
         folder="",
         gpus=(),
         threads=1,
-        hosts=tuple(node.host for node in node_places),
+        hosts=tuple(node.host for node in nodes),
     )
     began_s = clock.elapsed_s()
     running = dict(enumerate(actors))
@@ -176,7 +176,7 @@ def _run(
 
 def _start(
     cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
-) -> list[NodePlace]:
+) -> list[NodeAddresses]:
     """Starts the script on all nodes; where each of them is.
 
     Raises:
@@ -186,8 +186,8 @@ def _start(
     # Ray has hidden the other GPUs from each of its own.
     own = {} if has_gpus else computing(request.framework, None, 1)
     try:
-        node_places: list[NodePlace] = cluster.fetch([actor.place.remote() for actor in actors])
-        variables = rendezvous(request.framework, node_places)
+        nodes: list[NodeAddresses] = cluster.fetch([actor.addresses.remote() for actor in actors])
+        variables = rendezvous(request.framework, nodes)
         cluster.fetch(
             [
                 actor.start.remote(argv, {**own, **rendezvous_variables})
@@ -201,7 +201,7 @@ def _start(
             because=str(error),
             fix="every machine needs this flatout, and the script at this path",
         ) from error
-    return node_places
+    return nodes
 
 
 def _end(cluster: RayCluster, actors: list[Any]) -> None:
@@ -219,13 +219,13 @@ def main() -> int:
         for event in launch(request):
             stdio.answers.write(event)
     except FlatoutError as error:
-        stdio.answers.write(Broken(finding=finding_from(error), exit_code=error.exit_code))
+        stdio.answers.write(ProcessFailed(finding=finding_from(error), exit_code=error.exit_code))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - every exception is reported
         traceback.print_exc()
         problem = f"flatout itself failed: {type(error).__name__}: {error}"
         finding = Finding(rule="internal-error", severity="error", problem=problem)
-        stdio.answers.write(Broken(finding=finding, exit_code=3))
+        stdio.answers.write(ProcessFailed(finding=finding, exit_code=3))
         return 3
     return 0
 

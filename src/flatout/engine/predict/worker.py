@@ -23,15 +23,15 @@ from flatout.engine.session.validation import classified
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, Fix, finding_from, option_without_effect
 from flatout.schema.predict_protocol import (
-    Answer,
-    Broken,
     Counted,
     Evaluated,
     Loaded,
     Noted,
     Predicted,
-    Question,
+    PredictJob,
+    ProcessFailed,
     Refused,
+    Reply,
     Written,
 )
 from flatout.system.clock import elapsed_s
@@ -47,7 +47,7 @@ class Answers:
     def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
 
-    def tell(self, line: Answer) -> None:
+    def tell(self, line: Reply) -> None:
         """Says a line; predictions come together at the end of their batch."""
         self._lines.write(line, is_flushed=not isinstance(line, Predicted))
 
@@ -61,7 +61,7 @@ def main() -> int:
     stdio = JsonStdio()
     answers = Answers(stdio.answers)
     try:
-        question = stdio.read(Question)
+        question = stdio.read(PredictJob)
         stdio.exit_when_closed()
         answer(question, answers)
     except BrokenPipeError:
@@ -74,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def answer(question: Question, answers: Answers) -> None:
+def answer(question: PredictJob, answers: Answers) -> None:
     """Predicts or evaluates, and sends the results.
 
     Raises:
@@ -84,7 +84,7 @@ def answer(question: Question, answers: Answers) -> None:
         (_evaluate if question.verb == "evaluate" else _predict)(question, answers)
 
 
-def _load(question: Question, answers: Answers) -> Predictor:
+def _load(question: PredictJob, answers: Answers) -> Predictor:
     found = load(
         question.folder,
         use=question.fixed,
@@ -107,7 +107,7 @@ def _load(question: Question, answers: Answers) -> Predictor:
     return found
 
 
-def _evaluate(question: Question, answers: Answers) -> None:
+def _evaluate(question: PredictJob, answers: Answers) -> None:
     predictor = _load(question, answers)
     measured = predictor.evaluate(batch_size=question.batch_size)
     told = {name: value if isfinite(value) else None for name, value in measured.metrics.items()}
@@ -125,7 +125,7 @@ def _evaluate(question: Question, answers: Answers) -> None:
     answers.tell(Evaluated(metrics=told, differences=tuple(differences), classified=tuple(classes)))
 
 
-def _predict(question: Question, answers: Answers) -> None:
+def _predict(question: PredictJob, answers: Answers) -> None:
     predictor = _load(question, answers)
     experiment = predictor.experiment
     if experiment.labels is None and question.top > 1:
@@ -143,7 +143,7 @@ def _predict(question: Question, answers: Answers) -> None:
 
 
 def _predict_all(
-    question: Question, predictor: Predictor, output: Output, answers: Answers
+    question: PredictJob, predictor: Predictor, output: Output, answers: Answers
 ) -> None:
     experiment = predictor.experiment
     read = experiment.predict_data or read_tensors
@@ -225,17 +225,17 @@ def _one_line(error: Exception) -> str:
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
-def _broken(error: BaseException) -> Broken:
+def _broken(error: BaseException) -> ProcessFailed:
     """Why nothing more comes."""
     news = to_flatout_error(error)
     if news is None:
         problem = f"flatout itself failed: {type(error).__name__}: {error}"
         finding = Finding(rule="internal-error", severity="error", problem=problem)
-        return Broken(finding=finding, exit_code=3)
+        return ProcessFailed(finding=finding, exit_code=3)
     if news.rule == "out-of-memory":
         fix = "use a smaller batch: --batch-size N"
         news = RunFailed(news.rule, news.problem, because=news.because, fix=fix)
-    return Broken(finding=finding_from(news), exit_code=news.exit_code)
+    return ProcessFailed(finding=finding_from(news), exit_code=news.exit_code)
 
 
 _TOP_WITHOUT_LABELS = option_without_effect(

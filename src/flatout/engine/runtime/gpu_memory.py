@@ -60,16 +60,16 @@ def free_bytes(device: torch.device, limit_bytes: int | None = None) -> int:
     return max(0, min(available, limit_bytes - int(psutil.Process().memory_info().rss)))
 
 
-def room_on(device: torch.device, asked_bytes: int | None) -> ReservedMemory:
+def room_on(device: torch.device, requested_bytes: int | None) -> ReservedMemory:
     """The memory to reserve for other programs on a device, and the reason.
 
     Args:
         device: where is trained.
-        asked_bytes: what the user wants to be left; None leaves it to flatout.
+        requested_bytes: what the user wants to be left; None leaves it to flatout.
     """
     is_cuda = device.type == "cuda"
     return room_for(
-        asked_bytes,
+        requested_bytes,
         is_gpu=is_cuda,
         has_display=_has_display(device) if is_cuda else False,
         has_windows_driver=is_cuda and has_windows_driver(),

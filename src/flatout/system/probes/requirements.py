@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from flatout.schema.environment_facts import Unmet
-from flatout.schema.versions import is_wish, meets
+from flatout.schema.versions import is_specifier, meets
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
@@ -44,7 +44,7 @@ def is_met(clauses: str, version: str) -> bool:
     found = _RELEASE.fullmatch(version.partition("+")[0])
     wish = re.sub(r"\[[^]]*\]|[()\s]", "", clauses)
     # A pre-release or a nightly has an order of its own.
-    return found is None or not is_wish(wish) or meets(version, wish)
+    return found is None or not is_specifier(wish) or meets(version, wish)
 
 
 def _plain(name: str) -> str:
