@@ -201,7 +201,7 @@ def name_unknown(runs: Runs) -> Row:
     ]
     ranks = []
     for rank in range(2):
-        own = rank_variables(rank, 2, local_rank=rank, num_local=2, place=(_NO_HOST, 29400))
+        own = rank_variables(rank, 2, local_rank=rank, num_local=2, rendezvous=(_NO_HOST, 29400))
         ranks.append(
             subprocess.Popen([*command, "--ranked"], env={**os.environ, **own},
                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

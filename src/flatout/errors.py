@@ -99,5 +99,5 @@ def nearest_name(wrong: str, right: Iterable[str]) -> str | None:
     swapped = [name for name in names if sorted(name) == sorted(wrong)]
     begun = [name for name in names if len(wrong) >= _FEWEST_LETTERS and name.startswith(wrong)]
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=_LEAST_LIKENESS)
-    found = swapped[:1] or (begun if len(begun) == 1 else []) or near
-    return found[0] if found else None
+    matches = swapped[:1] or (begun if len(begun) == 1 else []) or near
+    return matches[0] if matches else None

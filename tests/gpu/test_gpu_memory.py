@@ -63,7 +63,7 @@ def test_the_cap_is_lowered_where_others_take_memory(gpu: torch.device) -> None:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline().strip() == b"there"
         time.sleep(1.1)  # It looks once a second.
-        found = cap.look()
+        found = cap.check()
         other.stdin.close()
     assert found is not None and found.rule == "gpu-memory-taken"
     with pytest.raises(torch.OutOfMemoryError):

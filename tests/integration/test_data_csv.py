@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from flatout.engine.data import tables
-from flatout.engine.data.columns import Wanted, readable
+from flatout.engine.data.columns import TableOptions, readable
 from flatout.engine.data.plain_csv import read_plain
 from flatout.engine.data.values import as_values
 from flatout.errors import FlatoutError
@@ -81,7 +81,7 @@ def told(table: Any, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
 def read_both(files: list[Path]) -> tuple[Any, Any]:
     """What pyarrow and what Python makes of files: all of it, or the rule of what was refused."""
     name = str(files[0])
-    wanted = Wanted(name=name, target=None, columns=None, vocabularies=None, fill=None)
+    options = TableOptions(name=name, target=None, columns=None, vocabularies=None, fill=None)
     answers: list[Any] = []
     for is_plain in (False, True):
         try:
@@ -90,7 +90,7 @@ def read_both(files: list[Path]) -> tuple[Any, Any]:
                     table: Any = read_plain(files, ",")
                 fields: Any = table.fields
             else:
-                table, fields = tables._read_by_arrow(wanted, files)
+                table, fields = tables._read_by_arrow(options, files)
             answers.append(told(table, fields))
         except FlatoutError as error:
             answers.append(error.rule)

@@ -34,7 +34,7 @@ from flatout.engine.training.trainer import TrainTask
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.runs.start import specify
 from flatout.schema.change import Change
-from flatout.schema.predict_protocol import AnyAnswer, Question, Refused
+from flatout.schema.predict_protocol import AnyReply, PredictJob, Refused
 from flatout.schema.run import RunHeader
 from flatout.schema.train_request import TrainRequest
 from flatout.system.json_process import JsonLines
@@ -114,10 +114,10 @@ def predicted(folder: Path, here: Path) -> None:
     numpy.save(here / "new.npy", numpy.zeros((3, 6), dtype="float32"))
     stream = io.BytesIO()
     handle(
-        Question(verb="predict", folder=str(folder), inputs=("new.npy",)),
+        PredictJob(verb="predict", folder=str(folder), inputs=("new.npy",)),
         ReplyWriter(JsonLines(stream)),
     )
-    lines = [msgspec.json.decode(line, type=AnyAnswer) for line in stream.getvalue().splitlines()]
+    lines = [msgspec.json.decode(line, type=AnyReply) for line in stream.getvalue().splitlines()]
     for line in lines:
         if isinstance(line, Refused):
             told = line.finding

@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def trained_metrics(**said: str) -> dict[str, float | None]:
     """Writes an experiment, trains it for three steps, gives what it was validated with."""
-    runs_api.write_new(runs_api.sketch(NewExperimentRequest(name="fresh", **said)), is_forced=True)
+    runs_api.write_new(runs_api.draft(NewExperimentRequest(name="fresh", **said)), is_forced=True)
     importlib.invalidate_caches()
     made = importlib.import_module("fresh").experiment(steps=3, batch_size=16)
     assert isinstance(made, Experiment)

@@ -22,7 +22,14 @@ from flatout.errors import UsageError
 from flatout.runs import api as runs_api
 from flatout.runs.model.new_experiment import DATA_OF, NewExperimentRequest
 from flatout.runs.predict_inputs import expand_inputs
-from flatout.schema.predict_protocol import AnyAnswer, Counted, Loaded, Predicted, Question, Refused
+from flatout.schema.predict_protocol import (
+    AnyReply,
+    Counted,
+    Loaded,
+    Predicted,
+    PredictJob,
+    Refused,
+)
 from flatout.system.json_process import JsonLines
 from flatout.system.store.run_folder import RunFolder
 
@@ -49,7 +56,7 @@ def trained(run_of: Callable[..., RunFolder], tmp_path: Path) -> Callable[..., R
         # A name of its own: modules of other tests are loaded already.
         name = f"fresh_{abs(hash(tmp_path))}"
         file = runs_api.write_new(
-            runs_api.sketch(NewExperimentRequest(name=name, **said)), is_forced=True
+            runs_api.draft(NewExperimentRequest(name=name, **said)), is_forced=True
         )
         few = {"steps": 3, "batch_size": 16}
         sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -59,20 +66,20 @@ def trained(run_of: Callable[..., RunFolder], tmp_path: Path) -> Callable[..., R
     return made
 
 
-def ask(folder: RunFolder, *texts: str) -> list[AnyAnswer]:
+def ask(folder: RunFolder, *texts: str) -> list[AnyReply]:
     """Everything that is said of what was typed behind `flatout predict RUN`."""
     stream = io.BytesIO()
     inputs = expand_inputs(texts)
     handle(
-        Question(verb="predict", folder=str(folder.path), inputs=inputs),
+        PredictJob(verb="predict", folder=str(folder.path), inputs=inputs),
         ReplyWriter(JsonLines(stream)),
     )
-    decoder = msgspec.json.Decoder(AnyAnswer)
+    decoder = msgspec.json.Decoder(AnyReply)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]
     return [one for one in said if not isinstance(one, Counted | Loaded)]
 
 
-def values(said: list[AnyAnswer]) -> list[dict[str, Any]]:
+def values(said: list[AnyReply]) -> list[dict[str, Any]]:
     """What was predicted, in order; fails where anything was refused."""
     assert [one for one in said if not isinstance(one, Predicted)] == []
     return [one.values for one in said if isinstance(one, Predicted)]
@@ -225,7 +232,7 @@ def test_new_rows_are_read_as_those_trained_on(
         {"size": "-1", "kind": "x", "age": "0", other: known},
     ]
 
-    def told_of(names: list[str], rows: list[dict[str, str]] = rows) -> list[AnyAnswer]:
+    def told_of(names: list[str], rows: list[dict[str, str]] = rows) -> list[AnyReply]:
         lines = [",".join(names), *(",".join(row.get(name, "9") for name in names) for row in rows)]
         Path("new.csv").write_text("\n".join(lines) + "\n")
         return ask(folder, "new.csv")

@@ -25,13 +25,13 @@ from flatout.experiments import charlm
 from flatout.experiments._pictures import read_idx, read_pictures
 from flatout.experiments.digits import read_digits
 from flatout.schema.predict_protocol import (
-    AnyAnswer,
+    AnyReply,
     Counted,
     Evaluated,
     Loaded,
     Noted,
     Predicted,
-    Question,
+    PredictJob,
     Refused,
     Written,
 )
@@ -40,17 +40,17 @@ from flatout.system.store import datasets
 from flatout.system.store.run_folder import RunFolder
 
 
-def ask(folder: RunFolder, *inputs: object, **fields: Any) -> list[AnyAnswer]:
+def ask(folder: RunFolder, *inputs: object, **fields: Any) -> list[AnyReply]:
     """Everything that is said of the inputs, in order."""
     stream = io.BytesIO()
     question = {"verb": "predict", "folder": str(folder.path), "inputs": tuple(map(str, inputs))}
-    handle(Question(**(question | fields)), ReplyWriter(JsonLines(stream)))
-    decoder = msgspec.json.Decoder(AnyAnswer)
+    handle(PredictJob(**(question | fields)), ReplyWriter(JsonLines(stream)))
+    decoder = msgspec.json.Decoder(AnyReply)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]
     return [one for one in said if not isinstance(one, Counted)]
 
 
-def of(kind: type, said: list[AnyAnswer]) -> list[Any]:
+def of(kind: type, said: list[AnyReply]) -> list[Any]:
     return [one for one in said if isinstance(one, kind)]
 
 

@@ -120,7 +120,7 @@ def start_ranks(
     started = []
     for rank in range(num_ranks):
         own = rank_variables(
-            rank, num_ranks, local_rank=rank, num_local=num_ranks, place=("127.0.0.1", port)
+            rank, num_ranks, local_rank=rank, num_local=num_ranks, rendezvous=("127.0.0.1", port)
         )
         environment = {**os.environ, **loopback_variables(), **own, **variables}
         with open(folder / f"rank{rank}.log", "wb") as log:

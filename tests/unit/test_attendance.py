@@ -297,7 +297,7 @@ def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -
 def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_UNTOLD_S", "_CUT_OFF_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
+    for name in ("_QUIET_S", "_CUT_OFF_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
         monkeypatch.setattr(f"flatout.runs.supervisor.{name}", 0.2)
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "0.2")
     attendance, starts = deserted(tmp_path, 1, STARTED, RANK_LOST)

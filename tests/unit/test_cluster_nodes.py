@@ -13,7 +13,7 @@ import pytest
 
 from flatout.cluster.compose.checks import judge_files
 from flatout.cluster.compose.node_health import judge_nodes
-from flatout.cluster.compose.node_report import NodeQuestion, answer
+from flatout.cluster.compose.node_report import NodeQuery, report_on
 from flatout.cluster.model.cluster import SHARED_GPU, NodeReport, Port, Service
 from flatout.doctor.rules.families import RULES
 from flatout.schema.machine import Cpu, Gpu, Machine, Memory
@@ -120,11 +120,11 @@ def test_every_rule_has_a_page() -> None:
 def test_a_node_answers_about_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        question = NodeQuestion(
+        question = NodeQuery(
             node="here", packages=("msgspec", "no-such-package"), names=("localhost", "no.such."),
             places=(f"127.0.0.1:{port}", "127.0.0.1:1"), folders=("/", "/no/such/folder"),
         )  # fmt: skip
-        told = answer(question)
+        told = report_on(question)
     assert told.versions["no-such-package"] is None and told.versions["msgspec"]
     assert told.addresses == {"localhost": "127.0.0.1", "no.such.": None}
     assert told.reached == {f"127.0.0.1:{port}": True, "127.0.0.1:1": False}
@@ -134,7 +134,7 @@ def test_a_node_answers_about_itself() -> None:
 
 
 def test_a_node_is_asked_as_a_program_that_imports_no_framework() -> None:
-    text = msgspec.json.encode(NodeQuestion(node="n", packages=("torch",))).decode()
+    text = msgspec.json.encode(NodeQuery(node="n", packages=("torch",))).decode()
     program = "import sys, runpy; sys.argv[1:] = [sys.argv[1]]; " \
         "runpy.run_module('flatout.cluster.compose.node_report', run_name='__main__'); " \
         "assert not {'torch', 'ray', 'numpy'} & set(sys.modules)"  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flatout.cluster import containers, files
 from flatout.cluster.compose import docker
 from flatout.cluster.compose.docker_output import parse_containers, parse_services, parse_size
-from flatout.cluster.compose.node_report import NodeQuestion
+from flatout.cluster.compose.node_report import NodeQuery
 from flatout.cluster.model.cluster import Container, NodeReport, Port
 from flatout.errors import RunFailed, UsageError
 from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
@@ -158,7 +158,7 @@ def test_a_node_that_tells_nothing_is_named_with_why(tmp_path: Path) -> None:
     silent = {name: why for name, why in state.unread.items() if name != "Ray"}
     assert state.nodes == () and set(silent.values()) == {"no such module"}
     strange = machine_with(tmp_path, {("docker", "exec"): told("hello")})
-    why = docker.ask_node("x", NodeQuestion(node="x"), strange)
+    why = docker.query_node("x", NodeQuery(node="x"), strange)
     assert isinstance(why, str) and "another version of flatout" in why
 
 

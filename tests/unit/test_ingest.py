@@ -27,9 +27,9 @@ from flatout.schema.ingest_protocol import (
     Ingested,
     IngestJob,
     IngestRequest,
-    Kind,
     Settings,
     ShardManifest,
+    SourceKind,
 )
 from flatout.schema.predict_protocol import Noted
 from flatout.system.store.shards import verify
@@ -103,7 +103,7 @@ def test_images_keep_their_bytes_and_their_class(tmp_path: Path) -> None:
 def test_images_in_no_class_are_told(tmp_path: Path) -> None:
     write_images(tmp_path / "stones")
     Image.new("RGB", (12, 10)).save(tmp_path / "stones/loose.png")
-    source = listing.look_through(IngestRequest(source=str(tmp_path / "stones"), dest=""))
+    source = listing.scan_source(IngestRequest(source=str(tmp_path / "stones"), dest=""))
     assert source.num_ignored == 1
 
 
@@ -296,7 +296,7 @@ def test_passage_that_is_too_long_is_left_out_once(
     source.write_bytes(b"before\n\n" + long + b"\nafter\n")
     settings = Settings(kind="text", validation=0.0, test=0.0)
     held = []
-    for piece in listing.look_through(IngestRequest(source=str(source), dest="")).pieces:
+    for piece in listing.scan_source(IngestRequest(source=str(source), dest="")).pieces:
         job = IngestJob(source=str(source), dest="", settings=settings, versions={})
         held += [(place, len(passage)) for place, passage in _passages(job, piece)]
     assert [place for place, _ in held] == [0, 8, len(long) + 9]
@@ -357,7 +357,7 @@ def test_options_name_every_kind_and_crew() -> None:
         for one in command.params
         if isinstance(one.type, click.Choice)
     }
-    assert choices["kind"] == get_args(Kind)
+    assert choices["kind"] == get_args(SourceKind)
     assert choices["on"] == (*get_args(Crew), "cluster")
 
 

@@ -15,7 +15,7 @@ from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import Finding
 from flatout.schema.ingest_protocol import Ingested, IngestRequest, ShardManifest
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.system.store.shards import ShardFolder, verify
 
 
@@ -52,7 +52,7 @@ def refused(source: Path, dest: Path, **options: Any) -> FlatoutError:
 
 def broken(source: Path, dest: Path) -> Finding:
     *_, last = ingest(IngestRequest(source=str(source), dest=str(dest), workers=1))
-    assert isinstance(last, Broken), last
+    assert isinstance(last, ProcessFailed), last
     return last.finding
 
 
@@ -246,7 +246,7 @@ def test_worker_with_other_versions_is_refused(
         source=str(tmp_path / "a.csv"), dest=str(tmp_path / "shards"), workers=1
     )
     *_, last = ingest(request)
-    assert isinstance(last, Broken)
+    assert isinstance(last, ProcessFailed)
     assert last.finding.rule == "nodes-differ"
 
 

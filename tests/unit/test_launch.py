@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from flatout.cluster.local_launch import launch
-from flatout.cluster.node_processes import NodeCommand, NodeProcesses, free_places
+from flatout.cluster.node_processes import NodeCommand, NodeProcesses, free_addresses
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.script_launch import (
     LaunchRequest,
+    NodeAddresses,
     NodeEnded,
     NodeEvent,
-    NodePlace,
     NodeSaid,
     NodesStarted,
     computing,
@@ -24,7 +24,7 @@ from flatout.schema.script_launch import (
 )
 from flatout.system import clock
 
-PLACES = [NodePlace("one", (1001, 2001)), NodePlace("two", (1002, 2002))]
+PLACES = [NodeAddresses("one", (1001, 2001)), NodeAddresses("two", (1002, 2002))]
 
 TOLD = """
 from os import environ
@@ -181,7 +181,7 @@ def test_nodes_have_a_gpu_of_their_own_or_none() -> None:
 
 
 def test_ports_are_free_and_different() -> None:
-    ports = [port for place in free_places("127.0.0.1", 3) for port in place.ports]
+    ports = [port for place in free_addresses("127.0.0.1", 3) for port in place.ports]
     assert len(set(ports)) == 6
 
 

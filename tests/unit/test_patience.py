@@ -34,8 +34,8 @@ def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
     store = Store()
     told: list[Finding] = []
     first, second = (WaitWatchdog(store, place(rank, 3)) for rank in (0, 1))
-    first.begin(told.append, told_after_s=0.3)
-    second.begin(lambda finding: None, told_after_s=0.3)
+    first.begin(told.append, report_after_s=0.3)
+    second.begin(lambda finding: None, report_after_s=0.3)
     # An update ago the third was there, too.
     store.set("waits/2", "6")
     for one in (first, second):
@@ -57,7 +57,7 @@ def test_all_that_wait_are_not_told_to_be_late() -> None:
 def test_a_long_wait_is_told_however_many_there_were_before() -> None:
     told: list[Finding] = []
     patience = WaitWatchdog(Store(), place(0, 2))
-    patience.begin(told.append, told_after_s=1.0)
+    patience.begin(told.append, report_after_s=1.0)
 
     def waits(meeting: int, since_s: float) -> int:
         # As if it waited so long by now.

@@ -95,7 +95,7 @@ def test_check_when_there_is_room() -> None:
 
 
 def test_request_when_ranks_are_to_search() -> None:
-    assert TrainRequest(experiment="mlp", on="local:2", tune="auto").wish.mode == "off"
+    assert TrainRequest(experiment="mlp", on="local:2", tune="auto").tune_request.mode == "off"
     with pytest.raises(UsageError) as caught:
         TrainRequest(experiment="mlp", on="local:2", tune="full").check()
     assert caught.value.rule == "search-needs-one-rank"
@@ -122,7 +122,7 @@ def test_ending_code(codes: dict[int, int], code: int) -> None:
 
 def test_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    own = rank_variables(3, 4, local_rank=1, num_local=2, place=("head", 5000))
+    own = rank_variables(3, 4, local_rank=1, num_local=2, rendezvous=("head", 5000))
     assert own == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "head", "MASTER_PORT": "5000", **thread_variables(2),
@@ -130,7 +130,7 @@ def test_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     both, each = (int(thread_variables(num)["OMP_NUM_THREADS"]) for num in (1, 2))
     assert each == max(1, both // 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    own = rank_variables(0, 1, local_rank=0, num_local=1, place=("head", 5000))
+    own = rank_variables(0, 1, local_rank=0, num_local=1, rendezvous=("head", 5000))
     assert "OMP_NUM_THREADS" not in own
 
 

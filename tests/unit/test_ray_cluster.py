@@ -20,7 +20,7 @@ from flatout.engine.launch import ray as launch_ray
 from flatout.engine.launch import ray_cluster
 from flatout.engine.launch.job import Lifeline
 from flatout.engine.launch.ray import _attend, own_variables, rank_bundles, refuse_unfit
-from flatout.engine.launch.ray_cluster import Bundle, RayCluster, said
+from flatout.engine.launch.ray_cluster import Bundle, RayCluster, error_line
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.run import RunHeader
@@ -92,7 +92,9 @@ def test_threads_are_a_persons_or_a_share(monkeypatch: pytest.MonkeyPatch) -> No
     nodes = [node("a"), node("a"), node("b", threads="3")]
 
     def told(rank: int, *, has_gpu: bool = False) -> dict[str, str]:
-        return own_variables(rank, nodes, {"a": 8, "b": 8}, has_gpu=has_gpu, place=("host-a", 5000))
+        return own_variables(
+            rank, nodes, {"a": 8, "b": 8}, has_gpu=has_gpu, rendezvous=("host-a", 5000)
+        )
 
     assert [told(rank)["OMP_NUM_THREADS"] for rank in range(3)] == ["4", "4", "3"]
     assert (told(1)["LOCAL_RANK"], told(1)["LOCAL_WORLD_SIZE"]) == ("1", "2")
@@ -248,7 +250,7 @@ def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(
     util = SimpleNamespace(get_node_ip_address=lambda: host)
     monkeypatch.setattr(launch_ray, "ray_module", lambda: SimpleNamespace(util=util))
     rank = launch_ray.Rank()
-    place = rank.meeting_place()
+    place = rank.rendezvous_address()
     is_own = host == "127.0.0.1"
     assert place[0] == host
     if is_own:
@@ -270,9 +272,9 @@ def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(
 
 def test_what_ray_says_is_one_line() -> None:
     text = "ray::Rank.node() (pid=7)\n  File ...\nModuleNotFoundError: No module named 'flatout'\n"
-    assert said(RuntimeError(text)) == "ModuleNotFoundError: No module named 'flatout'"
-    assert said(RuntimeError("The actor died.\nclass_name: Rank")) == "The actor died."
-    assert said(TimeoutError()) == "TimeoutError"
+    assert error_line(RuntimeError(text)) == "ModuleNotFoundError: No module named 'flatout'"
+    assert error_line(RuntimeError("The actor died.\nclass_name: Rank")) == "The actor died."
+    assert error_line(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ PLACES: dict[str, dict[str, str]] = {
         "loader_prefetch": "its default is torch's",
         "activation_checkpointing": "its default is none",
     },
-    "engine/tuner/effect_checks.py: _LOOKS": {
+    "engine/tuner/effect_checks.py: _EFFECT_CHECKS": {
         **_UNSEARCHED,
         "benchmark": "no trace shows which algorithm cuDNN has chosen",
         "loader_persistent": "shows only between epochs",

@@ -11,10 +11,10 @@ from flatout.tune.gate import (
     BANDS,
     Errors,
     TensorError,
+    checks_for,
     coarser,
     curve_difference,
     gradient_check,
-    questions,
     ratio_check,
     ways_ratio,
     worst_part,
@@ -22,32 +22,32 @@ from flatout.tune.gate import (
 
 
 def test_questions_when_only_the_data_is_read_otherwise() -> None:
-    assert questions(["loader_workers", "loader_prefetch"]) == {"data"}
+    assert checks_for(["loader_workers", "loader_prefetch"]) == {"data"}
 
 
 def test_questions_when_threads_change() -> None:
-    assert questions(["num_threads"]) == {"gradients"}
+    assert checks_for(["num_threads"]) == {"gradients"}
 
 
 def test_questions_when_nothing_or_only_checkpoints_change() -> None:
-    assert questions([]) == questions(["checkpoint_every"]) == frozenset()
+    assert checks_for([]) == checks_for(["checkpoint_every"]) == frozenset()
 
 
 def test_questions_when_a_field_is_not_known() -> None:
-    assert questions(["unheard_of"]) == {
+    assert checks_for(["unheard_of"]) == {
         "gradients", "accumulation", "optimizer", "curve", "masks", "data",
     }  # fmt: skip
 
 
 def test_questions_when_updates_are_in_graphs() -> None:
-    assert questions(["capture", "steps_per_launch"]) == {"replays"}
-    assert questions(["capture", "precision"]) == {"replays"} | questions(["precision"])
+    assert checks_for(["capture", "steps_per_launch"]) == {"replays"}
+    assert checks_for(["capture", "precision"]) == {"replays"} | checks_for(["precision"])
 
 
 @pytest.mark.parametrize("name", recipe_fields())
 def test_questions_of_each_field(name: str) -> None:
     # Compiled code has checks of its own, which no question stands for.
-    assert questions([name]) or name in ("checkpoint_every", "compiled", "compile_mode")
+    assert checks_for([name]) or name in ("checkpoint_every", "compiled", "compile_mode")
 
 
 def test_bands_when_fewer_bits() -> None:

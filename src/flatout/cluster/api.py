@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from flatout.runs.supervisor import Supervisor
-    from flatout.schema.ingest_protocol import AnyIngestAnswer, IngestRequest
-    from flatout.schema.predict_protocol import AnyAnswer, InferenceRequest, Verb
+    from flatout.schema.ingest_protocol import AnyIngestReply, IngestRequest
+    from flatout.schema.predict_protocol import AnyReply, InferenceRequest, Verb
     from flatout.schema.script_launch import LaunchRequest, NodeEvent
     from flatout.schema.train_request import TrainRequest
     from flatout.system.signals import Interrupts
@@ -37,7 +37,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool) -
 
 def predict_or_evaluate(
     verb: Verb, request: InferenceRequest, on: Literal["cluster"] | None
-) -> Generator[AnyAnswer]:
+) -> Generator[AnyReply]:
     """The answers of `flatout predict` or `flatout evaluate`, as they come.
 
     Raises:
@@ -52,7 +52,7 @@ def predict_or_evaluate(
     return predict.predict(request) if verb == "predict" else predict.evaluate(request)
 
 
-def ingest(request: IngestRequest, *, in_cluster: bool) -> Generator[AnyIngestAnswer]:
+def ingest(request: IngestRequest, *, in_cluster: bool) -> Generator[AnyIngestReply]:
     """Makes shards; see `runs.ingest` and `cluster.ingest`."""
     if in_cluster:
         from flatout.cluster import ingest as cluster_ingest

@@ -13,7 +13,7 @@ from flatout.cluster.compose.compose_file import HEADS, MEETING_PORT, PORTS, TOK
 from flatout.cluster.compose.env_file import address_in, engine_in, with_setting
 from flatout.cluster.compose.layout import SHARED_FOLDERS
 from flatout.cluster.compose.node_health import PACKAGES, judge_lost, judge_nodes
-from flatout.cluster.compose.node_report import NodeQuestion
+from flatout.cluster.compose.node_report import NodeQuery
 from flatout.cluster.files import Folder, check, containers, judge, services_in
 from flatout.cluster.model.cluster import (
     LOST,
@@ -107,14 +107,18 @@ def start_until_well(
         RunFailed: docker-failed, cluster-not-healthy.
     """
     end_s = clock.elapsed_s() + limit_s
-    found, _ = _as_the_engine_has_them(folder, containers(folder, system))
-    for one in found:
+    current, _ = _as_the_engine_has_them(folder, containers(folder, system))
+    for container in current:
         # One without an address is still disconnected, and may return before it is declared lost.
-        if one.health == LOST and one.address:
-            on_warning(_again(one, "Ray has dropped it and does not re-admit nodes"))
-            docker.restart(one.id, system)
+        if container.health == LOST and container.address:
+            on_warning(_again(container, "Ray has dropped it and does not re-admit nodes"))
+            docker.restart(container.id, system)
     for num_left in reversed(range(_MOST_STARTS)):
-        before = {(one.id, one.ended_at) for one in containers(folder, system) if one.is_gone}
+        before = {
+            (container.id, container.ended_at)
+            for container in containers(folder, system)
+            if container.is_gone
+        }
         began_s = clock.elapsed_s()
         try:
             start()
@@ -122,8 +126,8 @@ def start_until_well(
             return
         except RunFailed as error:
             ended = [
-                one for one in containers(folder, system)
-                if one.has_ended and (one.id, one.ended_at) not in before
+                container for container in containers(folder, system)
+                if container.has_ended and (container.id, container.ended_at) not in before
             ]  # fmt: skip
             # Compose gives up a head that exits before it is healthy, and says little about it.
             if not ended:
@@ -158,25 +162,25 @@ def wait_until_well(
     """
     end = clock.elapsed_s() + limit_s
     while True:
-        found = containers(folder, system)
-        if all(one.is_well for one in found):
+        current = containers(folder, system)
+        if all(container.is_well for container in current):
             # The last word is the engine's.
-            found, _ = _as_the_engine_has_them(folder, found)
-        on_wait(found)
-        if found and all(one.is_well for one in found):
+            current, _ = _as_the_engine_has_them(folder, current)
+        on_wait(current)
+        if current and all(container.is_well for container in current):
             return
-        ended = next((one for one in found if one.has_ended), None)
+        ended = next((container for container in current if container.has_ended), None)
         if ended or clock.elapsed_s() > end:
-            waited = next((one for one in found if not one.is_well), None)
+            waited = next((container for container in current if not container.is_well), None)
             raise _not_healthy(ended or waited, limit_s, system)
         clock.sleep_s(_POLL_S)
 
 
 def _as_the_engine_has_them(
-    folder: Folder, found: tuple[Container, ...]
+    folder: Folder, current: tuple[Container, ...]
 ) -> tuple[tuple[Container, ...], str | None]:
     """Containers with their engine's view of them; and why it has none."""
-    return with_lost(folder, found) if engine_in(folder.settings) == "ray" else (found, None)
+    return with_lost(folder, current) if engine_in(folder.settings) == "ray" else (current, None)
 
 
 def _not_healthy(container: Container | None, waited_s: float, system: System) -> RunFailed:
@@ -205,9 +209,9 @@ def _refuse(findings: Sequence[Finding]) -> None:
     Raises:
         UsageError: the error's own rule.
     """
-    wrong = next((one for one in findings if one.severity == "error"), None)
+    wrong = next((finding for finding in findings if finding.severity == "error"), None)
     if wrong is not None:
-        evidence = [str(one) for one in wrong.evidence]
+        evidence = [str(evidence_item) for evidence_item in wrong.evidence]
         raise UsageError(
             wrong.rule,
             wrong.problem,
@@ -221,12 +225,14 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
     system = system or LocalSystem()
     engine = engine_in(folder.settings)
     docker.find_compose(system)
-    found, silence = _as_the_engine_has_them(folder, containers(folder, system))
-    nodes, unread = ask_nodes(folder, found, system)
-    is_up = any(one.state == "running" for one in found)
-    asked = f"; requires the token in {TOKEN_FILE}" if folder.token_file else ""
+    current, silence = _as_the_engine_has_them(folder, containers(folder, system))
+    nodes, unread = query_nodes(folder, current, system)
+    is_up = any(container.state == "running" for container in current)
+    token_note = f"; requires the token in {TOKEN_FILE}" if folder.token_file else ""
     dashboards = tuple(
-        Dashboard(text=text + asked, address=address.format(address_in(folder.settings, variable)))
+        Dashboard(
+            text=text + token_note, address=address.format(address_in(folder.settings, variable))
+        )
         for variable, _ in PORTS[engine]
         for text, address in [_DASHBOARDS[engine, variable]]
         if is_up
@@ -235,10 +241,10 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
         name=folder.name,
         folder=str(folder.path),
         engine=engine,
-        containers=found,
+        containers=current,
         nodes=nodes,
         dashboards=dashboards,
-        findings=(*judge_lost(found), *judge_nodes(nodes, engine)),
+        findings=(*judge_lost(current), *judge_nodes(nodes, engine)),
         unread=unread if silence is None else {**unread, "Ray": silence},
     )
 
@@ -253,7 +259,11 @@ def require_well(folder: Folder, system: System | None = None) -> ClusterState:
         UsageError: cluster-not-up, and whatever is wrong with the nodes.
     """
     now = state(folder, system)
-    away = [f"{one.name} is {one.health or one.state}" for one in now.containers if not one.is_well]
+    away = [
+        f"{container.name} is {container.health or container.state}"
+        for container in now.containers
+        if not container.is_well
+    ]
     if not now.containers or away:
         raise UsageError(
             "cluster-not-up",
@@ -262,7 +272,7 @@ def require_well(folder: Folder, system: System | None = None) -> ClusterState:
             fix="flatout cluster up",
         )
     _refuse(now.findings)
-    others = sorted({str(one.versions.get("flatout")) for one in now.nodes} - {__version__})
+    others = sorted({str(node.versions.get("flatout")) for node in now.nodes} - {__version__})
     if others:
         raise UsageError(
             "cluster-versions-differ",
@@ -273,31 +283,31 @@ def require_well(folder: Folder, system: System | None = None) -> ClusterState:
     return now
 
 
-def ask_nodes(
-    folder: Folder, found: Sequence[Container], system: System
+def query_nodes(
+    folder: Folder, current: Sequence[Container], system: System
 ) -> tuple[tuple[NodeReport, ...], dict[str, str]]:
     """The reports of all running nodes, queried in parallel; and why others have none."""
     engine = engine_in(folder.settings)
-    running = [one for one in found if one.state == "running"]
+    running = [container for container in current if container.state == "running"]
     head, port = HEADS[engine], MEETING_PORT[engine]
 
-    def ask(container: Container) -> NodeReport | str:
-        question = NodeQuestion(
+    def query(container: Container) -> NodeReport | str:
+        node_query = NodeQuery(
             node=f"{container.service}-{container.number}",
             packages=PACKAGES[engine],
-            names=(head, *(one.name for one in running if one.id != container.id)),
+            names=(head, *(other.name for other in running if other.id != container.id)),
             places=(f"{head}:{port}",) if port else (),
             folders=(SHARED_FOLDERS["CLUSTER_RUNS"],),
         )
-        return docker.ask_node(container.id, question, system)
+        return docker.query_node(container.id, node_query, system)
 
-    tasks = {one.name: partial(ask, one) for one in running}
+    tasks = {container.name: partial(query, container) for container in running}
     answers = run_together(tasks, _NODE_LIMIT_S)
-    nodes = tuple(one for one in answers.values() if isinstance(one, NodeReport))
+    nodes = tuple(reply for reply in answers.values() if isinstance(reply, NodeReport))
     silent = {
-        name: one.reason if isinstance(one, Unread) else one
-        for name, one in answers.items()
-        if not isinstance(one, NodeReport)
+        name: reply.reason if isinstance(reply, Unread) else reply
+        for name, reply in answers.items()
+        if not isinstance(reply, NodeReport)
     }
     return nodes, silent
 
@@ -330,18 +340,20 @@ def scale(
     system = LocalSystem()
     program = docker.find_compose(system)
     services = services_in(program, folder, system)
-    if "worker" not in [one.name for one in services]:
+    if "worker" not in [service.name for service in services]:
         raise UsageError(
             "cannot-scale",
             "cannot scale: every worker of this cluster has its own GPU.",
             because="NCCL refuses two ranks on one GPU",
             fix="flatout cluster init --workers N adds workers without a GPU",
         )
-    wanted = [
-        msgspec.structs.replace(one, num_containers=num_workers) if one.name == "worker" else one
-        for one in services
+    requested = [
+        msgspec.structs.replace(service, num_containers=num_workers)
+        if service.name == "worker"
+        else service
+        for service in services
     ]
-    findings = judge(folder, wanted, system)
+    findings = judge(folder, requested, system)
     _refuse(findings)
     for finding in findings:
         on_warning(finding)
@@ -381,6 +393,6 @@ def down(folder: Folder, *, is_with_volumes: bool) -> KeptByDown:
     docker.run_shown(program.argv(folder.path, *words))
     shared = [folder.settings.get(name) for name in SHARED_FOLDERS]
     return KeptByDown(
-        folders=tuple(one for one in shared if one),
+        folders=tuple(path for path in shared if path),
         volumes=docker.volumes(folder.name, system),
     )

@@ -78,10 +78,10 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: bad-cluster-setting.
         """
         whole = path.resolve()
-        for variable, place in SHARED_FOLDERS.items():
+        for variable, mount_point in SHARED_FOLDERS.items():
             shared = self.shared(variable)
             if whole.is_relative_to(shared):
-                return str(PurePosixPath(place, whole.relative_to(shared).as_posix()))
+                return str(PurePosixPath(mount_point, whole.relative_to(shared).as_posix()))
         return None
 
     def run_inside(self, path: Path) -> str:
@@ -151,8 +151,8 @@ def init(
 
 def _check_lines(request: ClusterRequest) -> None:
     """Refuses line breaks in values, which would inject settings into a cluster's files."""
-    places = (str(paths.runs_folder()), *map(str, paths.data_folders()))
-    for value in (request.base_image or "", *request.packages, *places):
+    folders = (str(paths.runs_folder()), *map(str, paths.data_folders()))
+    for value in (request.base_image or "", *request.packages, *folders):
         if any(not letter.isprintable() for letter in value):
             raise UsageError(
                 "bad-cluster-setting",
@@ -205,15 +205,15 @@ def _framework(packages: Sequence[str], *, is_cpu: bool) -> tuple[str, tuple[str
 
     A torch among the requested packages is used instead. The network is not used.
     """
-    answer = choose(SetupRequest(is_offline=True, is_cpu=is_cpu)).answers[0]
-    own = ".".join(str(one) for one in sys.version_info[:2])
+    choice = choose(SetupRequest(is_offline=True, is_cpu=is_cpu)).answers[0]
+    own = ".".join(str(number) for number in sys.version_info[:2])
     further = (*packages, *flatout_wheel.requirements())
-    if "torch" in [flatout_wheel.name_of(one) for one in packages]:
+    if "torch" in [flatout_wheel.name_of(package) for package in packages]:
         return own, further, None
-    if answer.choice is None or answer.build is None:
+    if choice.choice is None or choice.build is None:
         return own, ("torch", *further), None
-    index = None if answer.build.is_in_default_index else answer.build.index
-    return answer.choice.python, (answer.build.requirement, *answer.constraints, *further), index
+    index = None if choice.build.is_in_default_index else choice.build.index
+    return choice.choice.python, (choice.build.requirement, *choice.constraints, *further), index
 
 
 def open_folder(text: str | None) -> Folder:
@@ -246,12 +246,12 @@ def check(folder: Folder, system: System | None = None) -> Checked:
         return Checked(findings=(finding_from(error),), passed=passed)
     passed["docker"] = f"{program.docker}, Compose {program.version}"
     passed["services"] = ", ".join(
-        f"{one.num_containers} x {one.name}" for one in services if not one.profiles
+        f"{service.num_containers} x {service.name}" for service in services if not service.profiles
     )
     listening = system.listening()
     passed["ports"] = (
         f"unknown: {listening.reason}" if isinstance(listening, Unread) else
-        ", ".join(f"{port.address}:{port.published}" for one in services for port in one.ports)
+        ", ".join(f"{port.address}:{port.published}" for s in services for port in s.ports)
         or "none are published"
     )  # fmt: skip
     return Checked(findings=judge(folder, services, system), passed=passed)
@@ -260,7 +260,7 @@ def check(folder: Folder, system: System | None = None) -> Checked:
 def judge(folder: Folder, services: Sequence[Service], system: System) -> tuple[Finding, ...]:
     """Findings about requirements of a cluster's services that this machine cannot meet."""
     listening = system.listening()
-    own = {port.published for one in containers(folder, system) for port in one.ports}
+    own = {port.published for container in containers(folder, system) for port in container.ports}
     busy = set() if isinstance(listening, Unread) else set(listening) - own
     return judge_files(services, examine(system).machine, busy)
 

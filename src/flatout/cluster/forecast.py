@@ -93,22 +93,22 @@ def _in_smaller_batches(
     run: Run, measured: MeasuredStep, known: Sequence[Run]
 ) -> tuple[MeasuredStep, ...]:
     """The same step as other runs have made it in smaller micro-batches, the newest of each."""
-    found: dict[int, MeasuredStep] = {}
-    wanted = _but_for_micro_batches(run)
+    steps: dict[int, MeasuredStep] = {}
+    expected = _but_for_micro_batches(run)
     for other in known:
-        if other.adaptations or _but_for_micro_batches(other) != wanted:
+        if other.adaptations or _but_for_micro_batches(other) != expected:
             continue
         step = _step_of(other)
         if step is not None and step.micro_batch_size < measured.micro_batch_size:
-            found.setdefault(step.micro_batch_size, step)
-    return tuple(found[size] for size in sorted(found, reverse=True))
+            steps.setdefault(step.micro_batch_size, step)
+    return tuple(steps[size] for size in sorted(steps, reverse=True))
 
 
 def _but_for_micro_batches(run: Run) -> object:
     """The facts that must be equal for two runs whose steps differ by their micro-batches alone."""
     spec, started = run.header.spec, run.started
     recipe = msgspec.structs.asdict(run.recipe) if run.recipe else {}
-    values = {name: one.value for name, one in recipe.items() if name != "micro_batch_size"}
+    values = {name: choice.value for name, choice in recipe.items() if name != "micro_batch_size"}
     what = (spec.name, spec.file, spec.sha256, spec.parameters)
     return what, values, started and (started.versions, started.num_samples)
 

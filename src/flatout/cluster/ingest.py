@@ -17,11 +17,11 @@ from flatout.errors import UsageError
 from flatout.runs import api as runs_api
 from flatout.runs import ingest_process
 from flatout.schema.finding import option_without_effect
-from flatout.schema.ingest_protocol import AnyIngestAnswer, Ingested, IngestRequest
-from flatout.schema.predict_protocol import Broken, Noted
+from flatout.schema.ingest_protocol import AnyIngestReply, Ingested, IngestRequest
+from flatout.schema.predict_protocol import Noted, ProcessFailed
 
 
-def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
+def ingest(request: IngestRequest) -> Generator[AnyIngestReply]:
     """Makes shards as `ingesting.ingest` does, by the nodes of the cluster whose folder is here.
 
     Args:
@@ -33,12 +33,12 @@ def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
     """
     request.check()
     folder = open_folder(None)
-    asked = request_inside(request, folder)
+    inside = request_inside(request, folder)
     head = _head_of(require_well(folder))
     yield from _without_effect(request)
     python = docker.exec_words(head.id, ("python3",), is_fed=True)
-    for line in ingest_process.ask(python, asked):
-        if isinstance(line, Broken) and line.has_traceback:
+    for line in ingest_process.stream_replies(python, inside):
+        if isinstance(line, ProcessFailed) and line.has_traceback:
             line = line.kept_in(str(runs_api.record_crash(line.printed)))
         if isinstance(line, Ingested):
             here = str(Path(request.dest).expanduser().absolute())
@@ -53,7 +53,7 @@ def _head_of(now: ClusterState) -> Container:
         UsageError: cluster-not-up.
     """
     name = HEADS[now.engine]
-    head = next((one for one in now.containers if one.service == name), None)
+    head = next((container for container in now.containers if container.service == name), None)
     if head is None:
         raise UsageError(
             "cluster-not-up",

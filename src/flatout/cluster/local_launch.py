@@ -12,7 +12,7 @@ from flatout.cluster.node_processes import (
     NodeCommand,
     NodeProcesses,
     find_script,
-    free_places,
+    free_addresses,
     judged,
     log_folder,
 )
@@ -49,13 +49,13 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
         yield from judged(request, ray_script_nodes.follow(python, on_ray, folder), folder)
         return
     gpus, threads = _shares(runs_api.probe(python), request.nodes)
-    told = rendezvous(request.framework, free_places(_HOST, request.nodes))
+    variables = rendezvous(request.framework, free_addresses(_HOST, request.nodes))
     commands = [
         NodeCommand(
             argv=(python, str(script), *request.arguments),
             variables={
                 **loopback_variables(),
-                **told[node],
+                **variables[node],
                 **computing(request.framework, gpus[node] if gpus else None, threads),
             },
         )

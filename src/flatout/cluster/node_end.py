@@ -21,19 +21,19 @@ def end_all(folder: str) -> int:
     Returns:
         How many processes there were.
     """
-    found: dict[int, psutil.Process] = {}
+    by_pid: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if _is_engine(process.cmdline(), folder):
-                for one in [process, *process.children(recursive=True)]:
-                    found[one.pid] = one
-    for one in found.values():
+                for descendant in [process, *process.children(recursive=True)]:
+                    by_pid[descendant.pid] = descendant
+    for descendant in by_pid.values():
         with contextlib.suppress(psutil.Error):
-            one.kill()
+            descendant.kill()
     end_s = time.monotonic() + _LIMIT_S
-    while any(_is_alive(one) for one in found.values()) and time.monotonic() < end_s:
+    while any(_is_alive(descendant) for descendant in by_pid.values()) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
-    return len(found)
+    return len(by_pid)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -19,7 +19,13 @@ from typing import IO
 import msgspec
 
 from flatout.errors import RunFailed, UsageError
-from flatout.schema.script_launch import LaunchRequest, NodeEnded, NodeEvent, NodePlace, NodeSaid
+from flatout.schema.script_launch import (
+    LaunchRequest,
+    NodeAddresses,
+    NodeEnded,
+    NodeEvent,
+    NodeSaid,
+)
 from flatout.schema.units import seconds_text
 from flatout.system import clock, paths
 from flatout.system.atomic_files import mapped_os_errors
@@ -36,15 +42,17 @@ _LAST_LINES_S = 2.0
 _KEPT_LINES = 400
 
 
-def free_places(host: str, count: int) -> list[NodePlace]:
+def free_addresses(host: str, count: int) -> list[NodeAddresses]:
     """Addresses on a machine for so many nodes: distinct ports that are free now."""
     with contextlib.ExitStack() as open_ones:
         ports = []
         for _ in range(2 * count):
-            one = open_ones.enter_context(socket.socket())
-            one.bind((host, 0))
-            ports.append(int(one.getsockname()[1]))
-    return [NodePlace(host, (first, ports[count + at])) for at, first in enumerate(ports[:count])]
+            listening = open_ones.enter_context(socket.socket())
+            listening.bind((host, 0))
+            ports.append(int(listening.getsockname()[1]))
+    return [
+        NodeAddresses(host, (first, ports[count + at])) for at, first in enumerate(ports[:count])
+    ]
 
 
 def log_path(folder: Path, node: int) -> Path:
@@ -138,40 +146,44 @@ class NodeProcesses:
         began_s = clock.elapsed_s()
         running = dict(enumerate(self._processes))
         while running:
-            yield from self._said(_POLL_S)
-            ended = {node: one for node, one in running.items() if one.poll() is not None}
+            yield from self._new_lines(_POLL_S)
+            ended = {
+                node: process for node, process in running.items() if process.poll() is not None
+            }
             for node in ended:
                 del running[node]
-            has_failed = any(one.returncode for one in ended.values())
+            has_failed = any(process.returncode for process in ended.values())
             if has_failed:
                 self.end()
             if ended:
                 self._wait_for_readers(ended)
-                yield from self._said(0)
-            for node, one in ended.items():
-                yield self._ended(node, one, is_ours=False)
+                yield from self._new_lines(0)
+            for node, process in ended.items():
+                yield self._ended(node, process, is_ours=False)
             if has_failed:
-                for node, one in running.items():
-                    yield self._ended(node, one, is_ours=True)
+                for node, process in running.items():
+                    yield self._ended(node, process, is_ours=True)
                 return
             if limit_s is not None and running and clock.elapsed_s() - began_s > limit_s:
                 self.end()
-                yield from self._said(0)
+                yield from self._new_lines(0)
                 raise TimeoutError
 
     def end(self) -> None:
         """Asks all running nodes to exit, and kills those that do not, with their children."""
-        running = [one for one in self._processes if one.poll() is None]
+        running = [process for process in self._processes if process.poll() is None]
         for process in running:
-            _ask_to_end(process)
-        until_s = clock.elapsed_s() + _GRACE_S + ELSEWHERE_S * any(one.stdin for one in running)
-        while any(one.poll() is None for one in running) and clock.elapsed_s() < until_s:
+            _request_exit(process)
+        until_s = (
+            clock.elapsed_s() + _GRACE_S + ELSEWHERE_S * any(process.stdin for process in running)
+        )
+        while any(process.poll() is None for process in running) and clock.elapsed_s() < until_s:
             clock.sleep_s(_POLL_S)
         for process in running:
             # Also where the node has ended: what it has started may not have.
             WorkerProcess(process).kill()
 
-    def _said(self, wait_s: float) -> Iterator[NodeSaid]:
+    def _new_lines(self, wait_s: float) -> Iterator[NodeSaid]:
         with contextlib.suppress(queue.Empty):
             yield self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
             while True:
@@ -209,7 +221,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
     return 128 - code if process.stdin is not None and code > 128 else code
 
 
-def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+def _request_exit(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         # The node itself ends with it; the client that is here would leave it behind.
         with contextlib.suppress(OSError):
@@ -272,11 +284,11 @@ def judged(
             printed="\n".join(line for lines in last.values() for line in lines),
         ) from error
     if failed is not None:
-        said = [line for line in last.get(failed.node, ()) if line.strip()]
+        output = [line for line in last.get(failed.node, ()) if line.strip()]
         raise RunFailed(
             "node-failed",
             f"node {failed.node} {ending_text(failed.exit_code)}; the others were stopped.",
-            because=said[-1].strip() if said else "it printed nothing",
+            because=output[-1].strip() if output else "it printed nothing",
             fix=f"read its log: {failed.log}",
-            printed="\n".join(said),
+            printed="\n".join(output),
         )

@@ -20,13 +20,13 @@ from flatout.runs import api as runs_api
 from flatout.runs import predict_inputs, predict_process
 from flatout.schema.finding import option_without_effect
 from flatout.schema.predict_protocol import (
-    AnyAnswer,
-    Broken,
+    AnyReply,
     InferenceRequest,
     Loaded,
     Noted,
     Predicted,
-    Question,
+    PredictJob,
+    ProcessFailed,
     Refused,
     Verb,
     Written,
@@ -40,7 +40,7 @@ ROLE = "inference"
 _VERSION = "import flatout; print(flatout.__version__)"
 
 
-def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
+def predict(request: InferenceRequest) -> Generator[AnyReply]:
     """Predictions of a run's saved weights, like `runs.predict.predict`.
 
     Args:
@@ -53,65 +53,65 @@ def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
     check_output(request.output)
     run, folder = run_folder.find_run(request.run), open_folder(None)
     typed = predict_inputs.expand_inputs(request.inputs)
-    inputs = tuple(_inside(folder, one) for one in typed)
-    question = _question_inside(request, "predict", run, folder, inputs)
+    inputs = tuple(_inside(folder, path) for path in typed)
+    job = _job_inside(request, "predict", run, folder, inputs)
     output = _shared(folder, request.output) if request.output else None
-    question = msgspec.structs.replace(question, output=output)
-    return _ask(request, question, run, folder, dict(zip(inputs, typed, strict=True)))
+    job = msgspec.structs.replace(job, output=output)
+    return _stream_replies(request, job, run, folder, dict(zip(inputs, typed, strict=True)))
 
 
-def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
+def evaluate(request: InferenceRequest) -> Generator[AnyReply]:
     """The validation metrics of a run's saved weights, like `runs.predict.evaluate`.
 
     Raises:
         UsageError: as `predict`; unknown-parameter, bad-parameter-value.
     """
     run, folder = run_folder.find_run(request.run), open_folder(None)
-    question = _question_inside(request, "evaluate", run, folder)
-    return _ask(request, question, run, folder, {})
+    job = _job_inside(request, "evaluate", run, folder)
+    return _stream_replies(request, job, run, folder, {})
 
 
-def _question_inside(
+def _job_inside(
     request: InferenceRequest,
     verb: Verb,
     run: RunFolder,
     folder: Folder,
     inputs: tuple[str, ...] = (),
-) -> Question:
+) -> PredictJob:
     """The question with the paths that the role sees."""
-    question = runs_api.question_of(request, verb, run, inputs)
-    experiment = question.experiment
+    job = runs_api.predict_job(request, verb, run, inputs)
+    experiment = job.experiment
     if experiment is not None and Path(experiment).is_absolute():
         experiment = _shared(folder, experiment)
     inside = folder.run_inside(run.path)
-    return msgspec.structs.replace(question, folder=inside, experiment=experiment)
+    return msgspec.structs.replace(job, folder=inside, experiment=experiment)
 
 
-def _ask(
+def _stream_replies(
     request: InferenceRequest,
-    question: Question,
+    job: PredictJob,
     run: RunFolder,
     folder: Folder,
     inputs: Mapping[str, str],
-) -> Generator[AnyAnswer]:
+) -> Generator[AnyReply]:
     """The answers, with the names that were typed. inputs: typed names by those inside."""
     run_folder.require_trust(run, is_trusted=request.is_trusted)
     words = _require_role(folder, LocalSystem())
     yield from _without_effect(request)
-    for answer in predict_process.ask(words, question, output_here=request.output):
-        if isinstance(answer, Broken) and answer.has_traceback:
-            answer = answer.kept_in(str(runs_api.record_crash(answer.printed)))
-        yield _as_typed(answer, inputs, request.output)
+    for reply in predict_process.stream_replies(words, job, output_here=request.output):
+        if isinstance(reply, ProcessFailed) and reply.has_traceback:
+            reply = reply.kept_in(str(runs_api.record_crash(reply.printed)))
+        yield _as_typed(reply, inputs, request.output)
 
 
-def _as_typed(answer: AnyAnswer, inputs: Mapping[str, str], output: str | None) -> AnyAnswer:
-    if isinstance(answer, Predicted | Refused):
-        return msgspec.structs.replace(answer, input=inputs.get(answer.input, answer.input))
-    if isinstance(answer, Loaded) and inputs:
-        return msgspec.structs.replace(answer, longest_input=max(map(len, inputs.values())))
-    if isinstance(answer, Written) and output is not None:
-        return msgspec.structs.replace(answer, path=str(Path(output).expanduser().absolute()))
-    return answer
+def _as_typed(reply: AnyReply, inputs: Mapping[str, str], output: str | None) -> AnyReply:
+    if isinstance(reply, Predicted | Refused):
+        return msgspec.structs.replace(reply, input=inputs.get(reply.input, reply.input))
+    if isinstance(reply, Loaded) and inputs:
+        return msgspec.structs.replace(reply, longest_input=max(map(len, inputs.values())))
+    if isinstance(reply, Written) and output is not None:
+        return msgspec.structs.replace(reply, path=str(Path(output).expanduser().absolute()))
+    return reply
 
 
 def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
     """
     engine_in(folder.settings)
     program = docker.find_compose(system)
-    if ROLE not in [one.name for one in services_in(program, folder, system)]:
+    if ROLE not in [service.name for service in services_in(program, folder, system)]:
         raise UsageError(
             "cluster-cannot-predict",
             f"the cluster in {folder.path} has no service `{ROLE}`.",
@@ -138,13 +138,13 @@ def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
         )
     words = ("run", "--rm", "-T", "--no-deps", ROLE, "python3")
     leading = tuple(program.argv(folder.path, *words))
-    told = system.run([*leading, "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
-    version = told.stdout.strip()
-    if told.exit_code != 0:
+    done = system.run([*leading, "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
+    version = done.stdout.strip()
+    if done.exit_code != 0:
         raise UsageError(
             "cluster-cannot-predict",
             f"the service `{ROLE}` of cluster {folder.name} does not start.",
-            because=told.reason or told.stderr.strip()[-400:] or f"exit code {told.exit_code}",
+            because=done.reason or done.stderr.strip()[-400:] or f"exit code {done.exit_code}",
             fix="flatout cluster check",
         )
     if version != __version__:

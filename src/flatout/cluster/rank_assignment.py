@@ -50,12 +50,14 @@ def computing_nodes(now: ClusterState) -> list[RankNode]:
         UsageError: cluster-not-up, cluster-versions-differ.
     """
     head = HEADS[now.engine]
-    found = [one for one in now.containers if one.is_well and one.service != head]
-    by_name = {one.node: one for one in now.nodes}
+    running = [
+        container for container in now.containers if container.is_well and container.service != head
+    ]
+    by_name = {report.node: report for report in now.nodes}
     nodes = [
-        RankNode(container=one, report=by_name[f"{one.service}-{one.number}"])
-        for one in found
-        if f"{one.service}-{one.number}" in by_name
+        RankNode(container=container, report=by_name[f"{container.service}-{container.number}"])
+        for container in running
+        if f"{container.service}-{container.number}" in by_name
     ]
     if not nodes:
         raise UsageError(
@@ -64,33 +66,33 @@ def computing_nodes(now: ClusterState) -> list[RankNode]:
             because="; ".join(f"{name}: {why}" for name, why in now.unread.items()) or None,
             fix="flatout cluster up",
         )
-    if not all(len(one.report.free_ports) > 1 for one in nodes):
+    if not all(len(node.report.free_ports) > 1 for node in nodes):
         raise UsageError(
             "cluster-versions-differ",
             "the nodes have an older flatout, which does not report free ports.",
             fix="flatout cluster up puts this one into the image",
         )
     # One that is disconnected from the network still answers: it is queried through the engine.
-    return [one for one in nodes if one.container.address] or nodes
+    return [node for node in nodes if node.container.address] or nodes
 
 
 def with_gpus(nodes: Sequence[RankNode]) -> list[RankNode]:
     """The nodes that have a GPU for a rank: of several that share one, the first."""
-    found: list[RankNode] = []
+    chosen: list[RankNode] = []
     shared: set[str] = set()
-    for one in nodes:
-        gpu = one.report.variables.get(SHARED_GPU)
-        if one.report.num_gpus and gpu not in shared:
-            found.append(one)
+    for node in nodes:
+        gpu = node.report.variables.get(SHARED_GPU)
+        if node.report.num_gpus and gpu not in shared:
+            chosen.append(node)
             shared |= {gpu} if gpu is not None else set()
-    return found
+    return chosen
 
 
 def is_gpu_shared(now: ClusterState) -> bool:
     """Whether workers have the same GPU, over which NCCL does not train; no rank is on the head."""
     head = f"{HEADS[now.engine]}-1"
-    workers = [one for one in now.nodes if one.num_gpus and one.node != head]
-    gpus = [one.variables.get(SHARED_GPU) for one in workers]
+    workers = [node for node in now.nodes if node.num_gpus and node.node != head]
+    gpus = [node.variables.get(SHARED_GPU) for node in workers]
     return any(gpu is not None and gpus.count(gpu) > 1 for gpu in gpus)
 
 

@@ -34,7 +34,7 @@ def ray_token(folder: Folder) -> str | None:
 
 
 def with_lost(
-    folder: Folder, found: tuple[Container, ...]
+    folder: Folder, current: tuple[Container, ...]
 ) -> tuple[tuple[Container, ...], str | None]:
     """The containers of a Ray cluster, marked as lost if its head does not list them as alive.
 
@@ -44,22 +44,24 @@ def with_lost(
     Returns:
         The containers, and why the head could not be queried; None if it answered.
     """
-    if not any(one.state == "running" for one in found):
-        return found, None
+    if not any(container.state == "running" for container in current):
+        return current, None
     try:
         is_alive = ray_jobs.nodes(ray_head(folder), _LIMIT_S)
     except FlatoutError as error:
-        return found, error.because or error.problem
-    head = next((one.address for one in found if one.service == HEADS["ray"]), None)
+        return current, error.because or error.problem
+    head = next(
+        (container.address for container in current if container.service == HEADS["ray"]), None
+    )
     if not is_alive.get(head or ""):
         # It knows its own container by another address, and so may all the others.
-        return found, None
+        return current, None
     judged = [
-        msgspec.structs.replace(one, health=LOST)
-        if one.state == "running"
-        and one.health != "starting"
-        and not is_alive.get(one.address or "")
-        else one
-        for one in found
+        msgspec.structs.replace(container, health=LOST)
+        if container.state == "running"
+        and container.health != "starting"
+        and not is_alive.get(container.address or "")
+        else container
+        for container in current
     ]
     return tuple(judged), None

@@ -92,19 +92,19 @@ class RayJob:
         """Whether it has not ended; asked once a second at most."""
         if self._details.status in _ALIVE and clock.elapsed_s() - self._asked_s > _ASKED_EVERY_S:
             self._asked_s = clock.elapsed_s()
-            self._ask()
+            self._query_status()
         return self._details.status in _ALIVE
 
-    def _ask(self) -> None:
+    def _query_status(self) -> None:
         try:
-            told = _call(self.head, f"/api/jobs/{self.id}")
+            details = _call(self.head, f"/api/jobs/{self.id}")
         except FlatoutError:
             self._silences += 1
             if self._silences >= _MOST_SILENCES:
                 self._details = _Details(status="LOST")
             return
         self._silences = 0
-        self._details = msgspec.convert(told, _Details)
+        self._details = msgspec.convert(details, _Details)
         if self._details.status == "FAILED" and self._details.message:
             with mapped_os_errors(self.log), open(self.log, "ab") as log:
                 log.write(f"Ray: {self._details.message.strip()}\n".encode())
@@ -159,7 +159,9 @@ def submit(head: RayHead, command: Sequence[str], inside: str, log: Path) -> Ray
     is_last = False
     while True:
         try:
-            told = _call(head, "/api/jobs/", {"entrypoint": entrypoint, "submission_id": job.id})
+            submitted = _call(
+                head, "/api/jobs/", {"entrypoint": entrypoint, "submission_id": job.id}
+            )
         except FlatoutError as error:
             if _is_known(job):
                 return job
@@ -167,7 +169,7 @@ def submit(head: RayHead, command: Sequence[str], inside: str, log: Path) -> Ray
                 raise
             is_last = True
             continue
-        if "submission_id" not in told:
+        if "submission_id" not in submitted:
             raise _no_address(head.address, "the server there does not accept jobs")
         return job
 
@@ -197,15 +199,15 @@ def nodes(head: RayHead, limit_s: float) -> dict[str, bool]:
         RunFailed: ray-not-answering; UsageError: not-a-ray-address, ray-token-refused.
     """
     path = f"/api/v0/nodes?limit={_MOST_NODES}&timeout={max(1, int(limit_s))}"
-    told = _call(head, path, limit_s=limit_s)
+    listed = _call(head, path, limit_s=limit_s)
     try:
-        rows = msgspec.convert(told, _ToldNodes).data.result.result
+        rows = msgspec.convert(listed, _ToldNodes).data.result.result
     except msgspec.ValidationError as error:
         raise _no_address(head.address, f"the server there lists no nodes: {error}") from error
-    found: dict[str, bool] = {}
+    is_alive: dict[str, bool] = {}
     for row in rows:
-        found[row.node_ip] = found.get(row.node_ip, False) or row.state == "ALIVE"
-    return found
+        is_alive[row.node_ip] = is_alive.get(row.node_ip, False) or row.state == "ALIVE"
+    return is_alive
 
 
 def check_address(text: str) -> str:
@@ -216,10 +218,10 @@ def check_address(text: str) -> str:
     """
     parts = urllib.parse.urlsplit(text)
     try:
-        has_place = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        has_address = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:  # A port that is not a number.
-        has_place = False
-    if parts.scheme not in ("http", "https") or not has_place:
+        has_address = False
+    if parts.scheme not in ("http", "https") or not has_address:
         raise _no_address(text, "it is not an address like http://HOST:8265")
     return text.rstrip("/")
 
@@ -252,20 +254,20 @@ def _call(
     # Proxies are for outside addresses; a cluster's head is inside.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=limit_s) as answer:
-            told = json.loads(answer.read() or b"{}")
+        with opener.open(request, timeout=limit_s) as response:
+            document = json.loads(response.read() or b"{}")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise _refused(head) from error
-        said = error.read().decode(errors="replace").strip().splitlines()
-        because = f"it answers {error.code}: {said[-1] if said else error.reason}"
+        lines = error.read().decode(errors="replace").strip().splitlines()
+        because = f"it answers {error.code}: {lines[-1] if lines else error.reason}"
         if error.code >= 500:
             raise _silent(address, because) from error
         raise _no_address(address, because) from error
     except (OSError, ValueError) as error:
         raise _silent(address, str(getattr(error, "reason", None) or error)) from error
     # Some answers are a bare `true`.
-    return told if isinstance(told, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _silent(address: str, because: str) -> RunFailed:

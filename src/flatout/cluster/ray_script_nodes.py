@@ -12,9 +12,9 @@ import msgspec
 from flatout.cluster.node_processes import log_path
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.finding import Finding
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.script_launch import (
-    AnyNodeAnswer,
+    AnyNodeReply,
     LaunchRequest,
     NodeEnded,
     NodeEvent,
@@ -45,8 +45,8 @@ def follow(python: str, request: LaunchRequest, folder: Path) -> Iterator[NodeEv
                 for node in range(request.nodes)
             ]
         try:
-            for event in process.ask(request, AnyNodeAnswer):
-                if isinstance(event, Broken):
+            for event in process.ask(request, AnyNodeReply):
+                if isinstance(event, ProcessFailed):
                     if event.finding.rule == "launch-too-long":
                         raise TimeoutError
                     raise _error(event)
@@ -71,9 +71,9 @@ def follow(python: str, request: LaunchRequest, folder: Path) -> Iterator[NodeEv
             ) from ended
 
 
-def _error(broken: Broken) -> UsageError | RunFailed:
+def _error(broken: ProcessFailed) -> UsageError | RunFailed:
     finding: Finding = broken.finding
-    fix = "; ".join(one.text for one in finding.fixes) or "check its output"
+    fix = "; ".join(solution.text for solution in finding.fixes) or "check its output"
     if broken.exit_code == 2:
         return UsageError(finding.rule, finding.problem, because=finding.because, fix=fix)
     return RunFailed(

@@ -23,8 +23,8 @@ from flatout.cluster.rank_assignment import RankNode
 from flatout.errors import UsageError
 from flatout.schema.script_launch import (
     LaunchRequest,
+    NodeAddresses,
     NodeEvent,
-    NodePlace,
     NodesStarted,
     computing,
     rendezvous,
@@ -43,10 +43,10 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
     script = find_script(request.script)
     folder = open_folder(None)
     nodes = _chosen(rank_assignment.computing_nodes(require_well(folder)), request.nodes)
-    inside = _places_inside(folder, script, nodes)
+    inside = _paths_inside(folder, script, nodes)
     has_gpus = len(rank_assignment.with_gpus(nodes)) == len(nodes)
-    told = rendezvous(request.framework, [_place(one) for one in nodes])
-    shares = [_share(request, one, has_gpus=has_gpus) for one in nodes]
+    variables = rendezvous(request.framework, [_addresses(node) for node in nodes])
+    shares = [_share(request, node, has_gpus=has_gpus) for node in nodes]
     commands = [
         NodeCommand(
             argv=docker.exec_words(
@@ -57,7 +57,7 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
             ),
             is_elsewhere=True,
         )
-        for node, path, share, own in zip(nodes, inside, shares, told, strict=True)
+        for node, path, share, own in zip(nodes, inside, shares, variables, strict=True)
     ]
     logs = log_folder(request, script)
     with NodeProcesses(commands, logs) as running:
@@ -65,44 +65,44 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
             num_nodes=len(nodes),
             folder=str(logs),
             gpus=(),
-            threads=min(one.num_cpus for one in nodes),
-            hosts=tuple(one.name for one in nodes),
+            threads=min(node.num_cpus for node in nodes),
+            hosts=tuple(node.name for node in nodes),
         )
         yield from judged(request, running.follow(request.limit_s), logs)
 
 
-def _chosen(nodes: Sequence[RankNode], wanted: int) -> list[RankNode]:
+def _chosen(nodes: Sequence[RankNode], num_requested: int) -> list[RankNode]:
     """The chosen nodes: with a GPU each if there are enough of these, else all on their CPUs.
 
     Raises:
         UsageError: nodes-not-placed.
     """
-    if wanted > len(nodes):
+    if num_requested > len(nodes):
         raise UsageError(
             "nodes-not-placed",
             f"the cluster has {counted_text(len(nodes), 'worker node')}; the script needs "
-            f"{wanted}.",
+            f"{num_requested}.",
             because="each node of the script uses one worker node",
-            fix=f"flatout cluster scale {wanted}; or --nodes {len(nodes)}",
+            fix=f"flatout cluster scale {num_requested}; or --nodes {len(nodes)}",
         )
     gpus = rank_assignment.with_gpus(nodes)
-    return list(gpus if len(gpus) >= wanted else nodes)[:wanted]
+    return list(gpus if len(gpus) >= num_requested else nodes)[:num_requested]
 
 
-def _place(node: RankNode) -> NodePlace:
+def _addresses(node: RankNode) -> NodeAddresses:
     first, second = node.report.free_ports[:2]
-    return NodePlace(node.address, (first, second))
+    return NodeAddresses(node.address, (first, second))
 
 
 def _share(request: LaunchRequest, node: RankNode, *, has_gpus: bool) -> dict[str, str]:
     """The compute settings of a node; its container determines its GPU."""
-    told = computing(request.framework, 0 if has_gpus else None, node.num_cpus)
-    return {name: value for name, value in told.items() if not (has_gpus and "CUDA" in name)}
+    variables = computing(request.framework, 0 if has_gpus else None, node.num_cpus)
+    return {name: value for name, value in variables.items() if not (has_gpus and "CUDA" in name)}
 
 
-def _places_inside(folder: Folder, script: Path, nodes: Sequence[RankNode]) -> list[str]:
+def _paths_inside(folder: Folder, script: Path, nodes: Sequence[RankNode]) -> list[str]:
     """The script as each node sees it: on a folder that all share, or else copied into each."""
     inside = folder.inside(script)
     if inside is not None:
         return [inside] * len(nodes)
-    return [docker.put_program(one.container.id, script) for one in nodes]
+    return [docker.put_program(node.container.id, script) for node in nodes]

@@ -79,12 +79,12 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Supervisor:
     if where.head is not None:
         ray_jobs.version(where.head)
     # The nodes have an interpreter of their own.
-    asked = plan_run(msgspec.structs.replace(request, python=None, env=None), interrupts)
-    if asked.spec.init is not None and asked.old is None:
-        spec = msgspec.structs.replace(asked.spec, init=where.inside(Path(asked.spec.init)))
-        asked = msgspec.structs.replace(asked, spec=spec)
+    plan = plan_run(msgspec.structs.replace(request, python=None, env=None), interrupts)
+    if plan.spec.init is not None and plan.old is None:
+        spec = msgspec.structs.replace(plan.spec, init=where.inside(Path(plan.spec.init)))
+        plan = msgspec.structs.replace(plan, spec=spec)
     # If flatout itself places ranks, no two get the same GPU.
-    if where.is_gpu_shared and on.num_ranks != 1 and asked.device != "cpu":
+    if where.is_gpu_shared and on.num_ranks != 1 and plan.device != "cpu":
         raise UsageError(
             "ranks-share-a-gpu",
             "workers of this cluster share a GPU, and Ray could place two ranks on it.",
@@ -92,21 +92,21 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Supervisor:
             fix="use --on cluster:1; or train on the CPUs: --device cpu",
         )
     # Checked before the run is created.
-    where.inside(asked.old.path if asked.old else paths.runs_folder())
+    where.inside(plan.old.path if plan.old else paths.runs_folder())
     if where.now is not None:
         rank_assignment.ranks_of(
-            rank_assignment.computing_nodes(where.now), on.num_ranks, asked.device
+            rank_assignment.computing_nodes(where.now), on.num_ranks, plan.device
         )
     machine = runs_api.probe(sys.executable)
-    with run_for(asked, machine, interrupts) as folder:
+    with run_for(plan, machine, interrupts) as folder:
         end = run_tail.RunTail(folder, is_from_end=True)
-        worker = _start(where, folder, on, asked.device, asked.change)
+        worker = _start(where, folder, on, plan.device, plan.change)
     # Later the nodes are queried again, since some may be gone.
     later = msgspec.structs.replace(where, now=None)
     return Supervisor(
-        folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
-        start=partial(_start, later, folder, on, asked.device), are_ranks=True,
-        is_new=asked.old is None,
+        folder=folder, machine=machine, worker=worker, tail=end, change=plan.change,
+        start=partial(_start, later, folder, on, plan.device), are_ranks=True,
+        is_new=plan.old is None,
     )  # fmt: skip
 
 

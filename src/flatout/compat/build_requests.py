@@ -10,7 +10,7 @@ from flatout.compat.fit import BuildRequest
 from flatout.compat.request import SetupRequest
 from flatout.compat.tables import FRAMEWORKS
 from flatout.errors import UsageError, nearest
-from flatout.schema.versions import Pair, cuda_label, driver_text, is_wish, pair
+from flatout.schema.versions import Pair, cuda_label, driver_text, is_specifier, pair
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def _framework(typed: str) -> tuple[str, str]:
             fix=nearest(name, FRAMEWORKS),
         )
     versions = match[2].replace(" ", "")
-    if not is_wish(versions):
+    if not is_specifier(versions):
         raise _not_a_version(typed, versions, "like torch==2.9.* or 'torch>=2.8,<2.12'")
     return name, versions
 

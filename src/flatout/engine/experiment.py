@@ -240,6 +240,6 @@ def _bad_experiment(
     problem: str, fix: str = "correct the experiment; see flatout docs experiments"
 ) -> UsageError:
     field = problem.partition("`")[2].partition("`")[0]
-    location = given_as(field).place
+    location = given_as(field).location
     because = location.with_code if location is not None else None
     return UsageError("bad-experiment", problem, because=because, fix=fix)

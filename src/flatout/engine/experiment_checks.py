@@ -251,5 +251,5 @@ def _wrong_arguments(
 
 
 def _because(given: Given, *reasons: str) -> str | None:
-    at = (given.place.with_code,) if given.place is not None else ()
+    at = (given.location.with_code,) if given.location is not None else ()
     return "; ".join((*at, *reasons)) or None

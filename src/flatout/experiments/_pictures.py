@@ -59,7 +59,7 @@ def as_images(pictures: Tensor) -> Sequence[Any]:
     library = _pillow()
     grey = (pictures.clamp(0, 1) * 255).round().byte().cpu()
     size = (grey.shape[3], grey.shape[2])
-    return [library.frombytes("L", size, bytes(one.flatten().tolist())) for one in grey]
+    return [library.frombytes("L", size, bytes(image.flatten().tolist())) for image in grey]
 
 
 def _read_npy(path: Path) -> Tensor:
@@ -84,8 +84,8 @@ def _read_image(path: Path, num_pixels: int) -> Tensor:
     scale = num_pixels / max(grey.size)
     width, height = (max(1, round(scale * side)) for side in grey.size)
     fitted = library.new("L", (num_pixels, num_pixels))
-    place = (num_pixels - width) // 2, (num_pixels - height) // 2
-    fitted.paste(grey.resize((width, height), library.Resampling.BOX), place)
+    corner = (num_pixels - width) // 2, (num_pixels - height) // 2
+    fitted.paste(grey.resize((width, height), library.Resampling.BOX), corner)
     content = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8)
     return content.view(1, 1, num_pixels, num_pixels)
 

@@ -39,12 +39,12 @@ def row_of(is_token_BL: Tensor) -> dict[str, Tensor]:
         position_ids: (1, N), each token's place in its sequence.
     """
     num_sequences, length = is_token_BL.shape
-    found = is_token_BL.flatten().nonzero()[:, 0]
+    token_indices = is_token_BL.flatten().nonzero()[:, 0]
     step = math.ceil(num_sequences * length / _SHARE)
-    cells = torch.full((step * math.ceil(len(found) / step),), _NONE)
-    cells[: len(found)] = found
+    cells = torch.full((step * math.ceil(len(token_indices) / step),), _NONE)
+    cells[: len(token_indices)] = token_indices
     sources = torch.full((num_sequences * length,), _NONE)
-    sources[found] = torch.arange(len(found))
+    sources[token_indices] = torch.arange(len(token_indices))
     return {
         "cells_N": cells,
         "sources_BL": sources.view(num_sequences, length),

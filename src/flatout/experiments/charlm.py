@@ -89,7 +89,7 @@ def experiment(
         clip_norm=1.0,
         unit="windows",
         generate=lambda model: [write(model, chosen.context)],
-        predict=lambda model, prompts: [write(model, chosen.context, one) for one in prompts],
+        predict=lambda model, prompts: [write(model, chosen.context, prompt) for prompt in prompts],
         predict_data=lambda text: read_prompt(text, ALPHABET),
     )
 
@@ -152,8 +152,8 @@ class CharGPT(nn.Module):
 
     def forward(self, characters: Tensor) -> Tensor:
         """Characters (windows, length) to scores (windows, length, kinds of characters)."""
-        places = torch.arange(characters.shape[1], device=characters.device)
-        hidden = self.characters(characters) + self.places(places)
+        positions = torch.arange(characters.shape[1], device=characters.device)
+        hidden = self.characters(characters) + self.places(positions)
         scores: Tensor = self.head(self.norm(self.blocks(hidden)))
         return scores
 

@@ -90,10 +90,10 @@ def normalised(images: Tensor) -> Tensor:
 def read_images(part: str, samples: int | None, shards: str | None = None) -> tuple[Tensor, Tensor]:
     """Images (samples, 1, 28, 28) and labels (samples,), both as bytes; None takes all."""
     if shards is not None:
-        found: tuple[Tensor, Tensor] = (
+        tensors: tuple[Tensor, Tensor] = (
             data.shards(shards).tensors("test" if part == "t10k" else "train").tensors
         )
-        return found[0][:samples], found[1][:samples].byte()
+        return tensors[0][:samples], tensors[1][:samples].byte()
     folder = dataset("mnist")
     images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")

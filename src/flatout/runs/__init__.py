@@ -18,8 +18,8 @@ The boundary
 Predictions and evaluations have a boundary of their own, and write nothing into the run:
 
 - command line: starts `python -m flatout.engine.predict.worker`, and asks by a line of JSON on
-  its stdin (`schema/predict_protocol.py: Question`)
-- answers: JSON lines on its stdout (`Answer`), read as they come; what the experiment prints
+  its stdin (`schema/predict_protocol.py: PredictJob`)
+- answers: JSON lines on its stdout (`Reply`), read as they come; what the experiment prints
   goes to stderr and is kept where it fails
 - end of stdin: the command line has exited: the process ends
 

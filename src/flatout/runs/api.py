@@ -26,7 +26,7 @@ from flatout.runs.supervisor import Supervisor, conclude, follow
 from flatout.schema.addresses import masked
 from flatout.schema.machine import Machine
 from flatout.schema.placement import num_gpus_for
-from flatout.schema.predict_protocol import InferenceRequest, Question, Verb
+from flatout.schema.predict_protocol import InferenceRequest, PredictJob, Verb
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.run_lines import Line
 from flatout.schema.suggested_command import resume_run, show_command
@@ -63,9 +63,9 @@ __all__ = [
 _STOPPED_LIMIT_S = 600.0
 
 
-def question_of(
+def predict_job(
     request: InferenceRequest, verb: Verb, folder: RunFolder, inputs: tuple[str, ...] = ()
-) -> Question:
+) -> PredictJob:
     """The request to evaluate a run, checked against the text of its experiment.
 
     Raises:
@@ -73,17 +73,17 @@ def question_of(
             the experiment says.
     """
     if request.experiment is None and not request.settings:
-        return Question.of(request, verb, str(folder.path), inputs=inputs)
+        return PredictJob.of(request, verb, str(folder.path), inputs=inputs)
     spec = atomic_files.read_json(folder.header, RunHeader).spec
-    kept = str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
-    source = experiment_source.find_source(request.experiment or kept)
+    recorded = str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
+    source = experiment_source.find_source(request.experiment or recorded)
     experiment = None
     if request.experiment is not None:
         experiment_source.check_name(source)
         check_values(parse_parameters(source.text, source.place), spec.parameters)
         experiment = source.file or source.name
     given = parse_changes(source.text, source.place, request.settings)
-    return Question.of(
+    return PredictJob.of(
         request, verb, str(folder.path), inputs=inputs, parameters=given, experiment=experiment
     )
 
@@ -93,7 +93,7 @@ def recognized(request: NewExperimentRequest) -> NewExperimentRequest:
     return inspect_data.recognized(request)
 
 
-def sketch(request: NewExperimentRequest) -> NewExperiment:
+def draft(request: NewExperimentRequest) -> NewExperiment:
     """A request for a new experiment, with its defaults, checked against the data that is named.
 
     Raises:
@@ -115,13 +115,13 @@ def sketch(request: NewExperimentRequest) -> NewExperiment:
     return msgspec.structs.replace(made, target=target)
 
 
-def write_new(sketch: NewExperiment, *, is_forced: bool) -> Path:
+def write_new(draft: NewExperiment, *, is_forced: bool) -> Path:
     """Writes a new experiment's file into this folder.
 
     Raises:
         UsageError: file-exists.
     """
-    return inspect_data.write_new(sketch.name, written(sketch), is_forced=is_forced)
+    return inspect_data.write_new(draft.name, written(draft), is_forced=is_forced)
 
 
 def probe(python: str) -> Machine:
@@ -141,24 +141,24 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     from flatout.compat import torch_needed
 
     request.check()
-    asked = plan_run(request, interrupts)
-    own = asked.header.python if asked.header else None
+    plan = plan_run(request, interrupts)
+    own = plan.header.python if plan.header else None
     python, version = interpreters.resolve_with_flatout(request.python, request.env, default=own)
     interpreters.remember(python)
     machine = probe(python)
     torch_needed.require_torch(machine, version)
     other_python = None if python == sys.executable else python
-    change = msgspec.structs.replace(asked.change, python=other_python)
+    change = msgspec.structs.replace(plan.change, python=other_python)
     on = request.placement
     if on is not None:
-        on.check(num_gpus_for(machine, process_env.visible_gpus()), asked.device)
+        on.check(num_gpus_for(machine, process_env.visible_gpus()), plan.device)
     start = partial(worker_process.start_worker, python, is_attached=is_attached, on=on)
-    with run_for(asked, machine, interrupts) as folder:
+    with run_for(plan, machine, interrupts) as folder:
         end = run_tail.RunTail(folder, is_from_end=True)
         worker = start(folder, change)
     return Supervisor(
         folder=folder, machine=machine, worker=worker, tail=end, change=change,
-        start=partial(start, folder), are_ranks=on is not None, is_new=asked.old is None,
+        start=partial(start, folder), are_ranks=on is not None, is_new=plan.old is None,
     )  # fmt: skip
 
 
@@ -284,10 +284,10 @@ def next_step() -> tuple[str, str]:
 
 def tuned(run: Run) -> TunedRecipe:
     """The result of a search for a recipe, and its program if one was requested."""
-    found, outline = tuned_recipe(run), outline_of(run)
+    recipe, outline = tuned_recipe(run), outline_of(run)
     if outline is None:
-        return found
-    return msgspec.structs.replace(found, code=program(run.header, found, outline))
+        return recipe
+    return msgspec.structs.replace(recipe, code=program(run.header, recipe, outline))
 
 
 def record_crash(text: str) -> Path:
@@ -313,13 +313,13 @@ def list_data() -> list[DataState]:
     return [
         DataState(
             name=name,
-            title=one.title,
-            licence=one.licence,
-            source=one.source,
-            size_bytes=one.size_bytes,
+            title=data_set.title,
+            licence=data_set.licence,
+            source=data_set.source,
+            size_bytes=data_set.size_bytes,
             folder=str(folder) if (folder := datasets.find(name)) else None,
         )
-        for name, one in datasets.DATA_SETS.items()
+        for name, data_set in datasets.DATA_SETS.items()
     ]
 
 

@@ -101,20 +101,20 @@ def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
         module = ast.parse(text, filename=file)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _syntax_error(error, file) from error
-    found = [
+    functions = [
         node
         for node in module.body
         if isinstance(node, ast.FunctionDef) and node.name == "experiment"
     ]
-    if not found:
+    if not functions:
         raise UsageError(
             "no-experiment-function",
             f"{file} has no function `experiment`.",
             because=_lookalike(module),
             fix="add `def experiment(lr: float = 1e-3) -> flatout.Experiment:` at its top level",
         )
-    arguments = found[-1].args
-    docs = _comments(text, arguments) | _docstring_args(ast.get_docstring(found[-1]) or "")
+    arguments = functions[-1].args
+    docs = _comments(text, arguments) | _docstring_args(ast.get_docstring(functions[-1]) or "")
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     defaults = [*missing, *arguments.defaults, *arguments.kw_defaults]
@@ -132,7 +132,11 @@ def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> 
             parameter-missing.
     """
     values = _converted(parameters, settings)
-    needed = [one.name for one in parameters if one.default is None and one.name not in values]
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is None and parameter.name not in values
+    ]
     if needed:
         raise UsageError(
             "parameter-missing",
@@ -149,7 +153,7 @@ def check_values(parameters: Sequence[Parameter], values: Mapping[str, Value]) -
     Raises:
         UsageError: unknown-parameter, parameter-missing.
     """
-    by_name = {one.name: one for one in parameters}
+    by_name = {parameter.name: parameter for parameter in parameters}
     for name, value in values.items():
         if name not in by_name:
             raise UsageError(
@@ -158,7 +162,11 @@ def check_values(parameters: Sequence[Parameter], values: Mapping[str, Value]) -
                 "parameter.",
                 fix=nearest(name, by_name),
             )
-    needed = [name for name, one in by_name.items() if one.default is None and name not in values]
+    needed = [
+        name
+        for name, parameter in by_name.items()
+        if parameter.default is None and name not in values
+    ]
     if needed:
         raise UsageError(
             "parameter-missing",
@@ -266,19 +274,19 @@ def _docstring_args(text: str) -> dict[str, str]:
     section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ \t]+.*\n?|\n)+)", text, re.M)
     if section is None:
         return {}
-    found: dict[str, list[str]] = {}
+    parts_of: dict[str, list[str]] = {}
     lines = [line for line in textwrap.dedent(section[1]).splitlines() if line.strip()]
     for line in lines:
         entry = re.match(r"(\*{0,2}\w+(?:, *\w+)*)\s*(?:\([^)]*\))?:\s*(.*)", line)
         if entry:
-            words = found.setdefault(entry[1].lstrip("*"), [])
+            words = parts_of.setdefault(entry[1].lstrip("*"), [])
             words.append(entry[2].strip())
-        elif found:
+        elif parts_of:
             words.append(line.strip())
     # One line may be about several: `width, depth: of the model.`
     return {
         name.strip(): doc
-        for names, parts in found.items()
+        for names, parts in parts_of.items()
         if (doc := " ".join(filter(None, parts)))
         for name in names.split(",")
     }
@@ -296,13 +304,13 @@ def _comments(text: str, arguments: ast.arguments) -> dict[str, str]:
         return {}
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     on_line = Counter(argument.lineno for argument in every)
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for argument in every:
         number = argument.lineno
         if on_line[number] > 1:
             continue
         if number in by_line:
-            found[argument.arg] = by_line[number][1]
+            comments[argument.arg] = by_line[number][1]
             continue
         above: list[str] = []
         while (number := number - 1) in by_line and not lines[number - 1][
@@ -310,8 +318,8 @@ def _comments(text: str, arguments: ast.arguments) -> dict[str, str]:
         ].strip():
             above.insert(0, by_line[number][1])
         if above:
-            found[argument.arg] = " ".join(above)
-    return {name: doc for name, doc in found.items() if doc and not _is_for_tools(doc)}
+            comments[argument.arg] = " ".join(above)
+    return {name: doc for name, doc in comments.items() if doc and not _is_for_tools(doc)}
 
 
 def _is_for_tools(comment: str) -> bool:
@@ -404,12 +412,12 @@ def _lookalike(module: ast.Module) -> str | None:
 
 def _syntax_error(error: Exception, file: str) -> UsageError:
     number = error.lineno if isinstance(error, SyntaxError) else None
-    place = f"{file}, line {number}," if number is not None else file
+    location = f"{file}, line {number}," if number is not None else file
     line = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
     reason = error.msg if isinstance(error, SyntaxError) else str(error) or "nested too deeply"
     return UsageError(
         "experiment-syntax-error",
-        f"{place} is not valid Python.",
+        f"{location} is not valid Python.",
         because=f"{reason}: {line}" if line else reason,
         fix="fix that line",
     )

@@ -134,19 +134,19 @@ def copy_source(file: Path, target: Path) -> None:
     write_atomically(target, content)
 
 
-def require_source(file: str | None, kept: Path) -> None:
+def require_source(file: str | None, copied: Path) -> None:
     """Makes sure that the file a run was started with is still where it was.
 
     Args:
         file: as recorded in the run; None for a built-in.
-        kept: the copy in the run's folder.
+        copied: the copy in the run's folder.
 
     Raises:
         UsageError: experiment-file-not-found.
     """
     if file is None or Path(file).is_file():
         return
-    if not kept.is_file():
+    if not copied.is_file():
         raise UsageError(
             "experiment-file-not-found",
             f"the experiment file of this run no longer exists: {file}",
@@ -157,13 +157,13 @@ def require_source(file: str | None, kept: Path) -> None:
         "experiment-file-not-found",
         f"the experiment file of this run no longer exists: {file}",
         because="it was renamed, moved or deleted; the run holds a copy of it",
-        fix=f'{copy} "{kept}" "{file}"',
+        fix=f'{copy} "{copied}" "{file}"',
     )
 
 
-def kept_text(kept: Path) -> str:
+def copied_text(copied: Path) -> str:
     """The text of the copy that a run keeps of its experiment; empty where there is none."""
-    return _read_file(kept).text if kept.is_file() else ""
+    return _read_file(copied).text if copied.is_file() else ""
 
 
 def refuse_changed(spec: ExperimentSpec, folder: RunFolder, change: Change) -> None:
@@ -223,7 +223,7 @@ def _no_such_file(text: str, path: Path) -> UsageError:
             fix="give the path of a .py file, or one of: " + ", ".join(built_in_names()),
         )
     # The ending, which all of them have, makes no two names alike.
-    near = nearest_name(path.stem, [one.stem for one in path.parent.glob("*.py")])
+    near = nearest_name(path.stem, [sibling.stem for sibling in path.parent.glob("*.py")])
     return UsageError(
         "experiment-file-not-found",
         f"file not found: {text}",

@@ -51,7 +51,11 @@ def _defaults(run: Run) -> dict[str, Value]:
         parameters = _kept_parameters(RunFolder(Path(run.folder)), run.header.spec)
     except FlatoutError:
         return {}  # Its text is gone or broken: what was set is known all the same.
-    return {one.name: one.default_value for one in parameters if one.default is not None}
+    return {
+        parameter.name: parameter.default_value
+        for parameter in parameters
+        if parameter.default is not None
+    }
 
 
 def _kept_parameters(folder: RunFolder, spec: ExperimentSpec) -> tuple[Parameter, ...]:

@@ -9,10 +9,10 @@ from flatout.compat import torch_needed
 from flatout.runs import api as runs_api
 from flatout.runs import predict_inputs, predict_process
 from flatout.schema.predict_protocol import (
-    AnyAnswer,
-    Broken,
+    AnyReply,
     InferenceRequest,
-    Question,
+    PredictJob,
+    ProcessFailed,
     check_output,
 )
 from flatout.schema.run import RunHeader
@@ -21,7 +21,7 @@ from flatout.system.store import interpreters, run_folder
 from flatout.system.store.run_folder import RunFolder
 
 
-def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
+def predict(request: InferenceRequest) -> Generator[AnyReply]:
     """Predictions of a run's saved weights: answers as they arrive.
 
     Raises:
@@ -31,10 +31,10 @@ def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
     check_output(request.output)
     folder = run_folder.find_run(request.run)
     inputs = predict_inputs.expand_inputs(request.inputs)
-    return ask(request, runs_api.question_of(request, "predict", folder, inputs))
+    return stream_replies(request, runs_api.predict_job(request, "predict", folder, inputs))
 
 
-def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
+def evaluate(request: InferenceRequest) -> Generator[AnyReply]:
     """The recomputed validation metrics of a run's saved weights: answers as they arrive.
 
     Raises:
@@ -42,19 +42,19 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
             interpreter says.
     """
     folder = run_folder.find_run(request.run)
-    return ask(request, runs_api.question_of(request, "evaluate", folder))
+    return stream_replies(request, runs_api.predict_job(request, "evaluate", folder))
 
 
-def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
+def stream_replies(request: InferenceRequest, job: PredictJob) -> Generator[AnyReply]:
     """Runs the engine in the run's environment; if it fails, its output is kept in a file."""
-    folder = RunFolder(Path(question.folder))
+    folder = RunFolder(Path(job.folder))
     run_folder.require_trust(folder, is_trusted=request.is_trusted)
     header = atomic_files.read_json(folder.header, RunHeader)
     python, version = interpreters.resolve_with_flatout(
         request.python, request.env, default=header.python
     )
     torch_needed.require_torch(runs_api.probe(python), version)
-    for answer in predict_process.ask(python, question):
-        if isinstance(answer, Broken) and answer.has_traceback:
-            answer = answer.kept_in(str(runs_api.record_crash(answer.printed)))
-        yield answer
+    for reply in predict_process.stream_replies(python, job):
+        if isinstance(reply, ProcessFailed) and reply.has_traceback:
+            reply = reply.kept_in(str(runs_api.record_crash(reply.printed)))
+        yield reply

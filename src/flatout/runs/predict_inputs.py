@@ -18,7 +18,7 @@ def expand_inputs(texts: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: no-input, input-not-readable.
     """
-    inputs = tuple(one for text in texts for one in _expanded(text))
+    inputs = tuple(path for text in texts for path in _expanded(text))
     if not inputs:
         raise UsageError(
             "no-input",
@@ -26,10 +26,10 @@ def expand_inputs(texts: Sequence[str]) -> tuple[str, ...]:
             because=f"{' and '.join(texts)} contained no input" if texts else None,
             fix="name files, folders or texts: flatout predict RUN INPUT...",
         )
-    for one in inputs:
+    for path in inputs:
         # Bytes that are not UTF-8: Python hides them in the text, and no JSON can hold them.
-        if any("\ud800" <= letter <= "\udfff" for letter in one):
-            raise _not_unicode(ascii(one), "rename the file, or convert the text: iconv -t UTF-8")
+        if any("\ud800" <= letter <= "\udfff" for letter in path):
+            raise _not_unicode(ascii(path), "rename the file, or convert the text: iconv -t UTF-8")
     return inputs
 
 
@@ -49,8 +49,8 @@ def _not_unicode(what: str, fix: str) -> UsageError:
 def _files_below(folder: str) -> Iterator[str]:
     """All files in a folder and below it, by name, without hidden ones."""
     with os.scandir(folder) as items:
-        found = sorted((item for item in items if not item.name.startswith(".")), key=_name_of)
-    for item in found:
+        entries = sorted((item for item in items if not item.name.startswith(".")), key=_name_of)
+    for item in entries:
         if item.is_file():
             yield item.path
         elif item.is_dir(follow_symlinks=False):
@@ -67,8 +67,8 @@ def _expanded(text: str) -> Iterator[str]:
     elif os.path.isdir(text):
         with mapped_os_errors(Path(text)):
             yield from _files_below(text)
-    elif sys.platform == "win32" and not os.path.exists(text) and (found := glob.glob(text)):
+    elif sys.platform == "win32" and not os.path.exists(text) and (matches := glob.glob(text)):
         # Windows' shells leave patterns to the programs.
-        yield from sorted(found)
+        yield from sorted(matches)
     else:
         yield text

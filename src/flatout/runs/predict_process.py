@@ -11,32 +11,32 @@ from flatout.schema.finding import finding_from
 from flatout.schema.predict_protocol import (
     OUTPUT_ENDINGS,
     ROWS_IN_FOLDER,
-    AnyAnswer,
-    Broken,
-    Question,
+    AnyReply,
+    PredictJob,
+    ProcessFailed,
 )
 from flatout.system.atomic_files import part_path
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.worker_process import ending_text
 
 
-def ask(
-    python: str | Sequence[str], question: Question, *, output_here: str | None = None
-) -> Iterator[AnyAnswer]:
+def stream_replies(
+    python: str | Sequence[str], job: PredictJob, *, output_here: str | None = None
+) -> Iterator[AnyReply]:
     """Runs the engine in a process, and yields its answers as they arrive.
 
-    The last one is `Broken` if it failed, with what the process has printed. The process ends when
-    the caller stops reading.
+    The last one is `ProcessFailed` if it failed, with what the process has printed. The process
+    ends when the caller stops reading.
 
     Args:
         python: the interpreter; several words where something leads to it, as `docker exec` does.
-        question: as the process understands it.
-        output_here: the question's output as this machine has it, where that is another path.
+        job: as the process understands it.
+        output_here: the job's output as this machine has it, where that is another path.
     """
-    output = output_here or question.output
+    output = output_here or job.output
     with JsonProcess(python, "flatout.engine.predict.worker") as process:
         try:
-            yield from process.ask(question, AnyAnswer)
+            yield from process.ask(job, AnyReply)
         except ProcessEnded as ended:
             yield _died(ended.exit_code, process.printed())
         finally:
@@ -53,7 +53,7 @@ def _rows_file(output: str) -> Path:
     return path if path.suffix in OUTPUT_ENDINGS else path / ROWS_IN_FOLDER
 
 
-def _died(code: int, printed: str) -> Broken:
+def _died(code: int, printed: str) -> ProcessFailed:
     because = f"it {ending_text(code)}"
     if code == -9:
         because += "; if you did not kill it, the kernel did, because memory ran out"
@@ -63,4 +63,4 @@ def _died(code: int, printed: str) -> Broken:
         because=because,
         fix="use smaller batches (--batch-size N), or check its output",
     )
-    return Broken(finding=finding_from(died), exit_code=1, printed=printed)
+    return ProcessFailed(finding=finding_from(died), exit_code=1, printed=printed)

@@ -83,7 +83,7 @@ def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
         return None
     check_values(parse_parameters(source.text, source.place), spec.parameters)
     before = folder.experiment_of(spec.sha256)
-    diff = diff_of(experiment_source.kept_text(before), source.text, (str(before), spec.file))
+    diff = diff_of(experiment_source.copied_text(before), source.text, (str(before), spec.file))
     return ChangedFile(sha256=source.sha256 or "", diff=diff)
 
 
@@ -108,7 +108,7 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         steps=request.steps,
         is_dry_run=request.is_dry_run,
         init=experiment_source.find_weights(request.init) if request.init else None,
-        tuning=request.wish,
+        tuning=request.tune_request,
         leave_free_bytes=request.leave_free_bytes,
     )
 
@@ -148,13 +148,13 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     if request.epochs is not None:
         if num_epochs is None or request.epochs > num_epochs:
             return
-        done, asked = counted_text(num_epochs, "epoch"), f"--epochs {request.epochs}"
+        done, option = counted_text(num_epochs, "epoch"), f"--epochs {request.epochs}"
     elif request.steps is not None:
         if request.steps > step:
             return
-        done, asked = counted_text(step, "step"), f"--steps {request.steps}"
+        done, option = counted_text(step, "step"), f"--steps {request.steps}"
     elif run.status == "finished":
-        done, asked = counted_text(step, "step"), None
+        done, option = counted_text(step, "step"), None
         if num_epochs and not is_by_steps:
             done = counted_text(num_epochs, "epoch")
     else:
@@ -167,13 +167,13 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     raise UsageError(
         "run-is-finished",
         f"run {run.id} has already trained {done}"
-        + (f"; `{asked}` leaves nothing to train." if asked else "."),
+        + (f"; `{option}` leaves nothing to train." if option else "."),
         fix=f"train it longer, such as: {resume_command(run.typed, longer)}",
     )
 
 
 @contextlib.contextmanager
-def run_for(asked: PlannedRun, machine: Machine, interrupts: Interrupts) -> Iterator[RunFolder]:
+def run_for(plan: PlannedRun, machine: Machine, interrupts: Interrupts) -> Iterator[RunFolder]:
     """The run's folder, created if new, and claimed for training while the value is open.
 
     A new run for which no worker could be started is removed.
@@ -182,7 +182,7 @@ def run_for(asked: PlannedRun, machine: Machine, interrupts: Interrupts) -> Iter
         KeyboardInterrupt: Ctrl-C was pressed before.
     """
     interrupts.give_way()
-    folder = asked.old or create_run_folder(asked, machine)
+    folder = plan.old or create_run_folder(plan, machine)
     try:
         # Until the worker, which loads torch first, holds the run's lock. Where another command
         # line holds this already, the run is as safe.
@@ -190,22 +190,22 @@ def run_for(asked: PlannedRun, machine: Machine, interrupts: Interrupts) -> Iter
         yield folder
     except BaseException as error:
         folder.attended.release()
-        if asked.spec.is_dry_run:
+        if plan.spec.is_dry_run:
             discard_dry_run(folder)
-        elif asked.old is None and isinstance(error, FlatoutError):
+        elif plan.old is None and isinstance(error, FlatoutError):
             run_folder.remove_run(folder)
         raise
 
 
-def create_run_folder(asked: PlannedRun, machine: Machine) -> RunFolder:
+def create_run_folder(plan: PlannedRun, machine: Machine) -> RunFolder:
     """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
-    spec = asked.spec
+    spec = plan.spec
     parent = paths.tunes_folder() if spec.tuning.is_only else paths.runs_folder()
     if spec.is_dry_run:
         # Removed by the caller; what a crash leaves is removed by the system.
         parent = Path(tempfile.mkdtemp(prefix="flatout-dry-run-"))
     try:
-        return _prepare(asked, machine, parent)
+        return _prepare(plan, machine, parent)
     except BaseException:
         if spec.is_dry_run:
             shutil.rmtree(parent, ignore_errors=True)
@@ -217,14 +217,14 @@ def discard_dry_run(folder: RunFolder) -> None:
     shutil.rmtree(folder.path.parent, ignore_errors=True)
 
 
-def _prepare(asked: PlannedRun, machine: Machine, parent: Path) -> RunFolder:
-    spec, run_id = asked.spec, asked.run_id
+def _prepare(plan: PlannedRun, machine: Machine, parent: Path) -> RunFolder:
+    spec, run_id = plan.spec, plan.run_id
     header = RunHeader(
         id=run_folder.check_id(run_id) if run_id else run_folder.free_id(spec.name, parent),
         created_at=clock.now_s(),
         flatout_version=__version__,
         python=machine.python or sys.executable,
-        on=asked.change.on,
+        on=plan.change.on,
         spec=spec,
         machine=machine,
     )

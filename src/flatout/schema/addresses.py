@@ -20,6 +20,6 @@ def masked(text: str) -> str:
     return _USER.sub(_mask, text) if "://" in text else text
 
 
-def _mask(found: re.Match[str]) -> str:
-    user, colon = found[1], found[2]
+def _mask(match: re.Match[str]) -> str:
+    user, colon = match[1], match[2]
     return f"{user}:{_MASK}@" if user and colon else f"{_MASK}@"

@@ -68,8 +68,8 @@ class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> list[ClassScores]:
         """The classes that have samples, the lowest F1 first."""
-        present = [one for one in self.classes if one.num_samples]
-        return sorted(present, key=lambda one: one.f1 or 0.0)
+        present = [scores for scores in self.classes if scores.num_samples]
+        return sorted(present, key=lambda scores: scores.f1 or 0.0)
 
 
 # What an experiment's `best` may name next to its metrics.
@@ -83,15 +83,15 @@ _NUM_MISTAKES = 20
 def class_report(line: Classified) -> ClassReport:
     """All scores of a confusion matrix."""
     classes = class_scores(line.labels, line.counts)
-    num_samples = sum(one.num_samples for one in classes)
-    num_right = sum(one.num_right for one in classes)
+    num_samples = sum(scores.num_samples for scores in classes)
+    num_right = sum(scores.num_right for scores in classes)
     return ClassReport(
         name=line.name,
         step=line.step,
         num_samples=num_samples,
         accuracy=_ratio(num_right, num_samples),
-        macro=_means(classes, lambda one: 1),
-        weighted=_means(classes, lambda one: one.num_samples),
+        macro=_means(classes, lambda scores: 1),
+        weighted=_means(classes, lambda scores: scores.num_samples),
         classes=classes,
         mistakes=_mistakes(line, classes),
     )
@@ -132,10 +132,10 @@ def mean_scores(report: ClassReport) -> dict[str, float | None]:
 
 
 def _means(classes: Sequence[ClassScores], weight: Callable[[ClassScores], int]) -> MeanScores:
-    present = [one for one in classes if one.num_samples]
+    present = [scores for scores in classes if scores.num_samples]
     whole = sum(map(weight, present))
     sums = {
-        name: sum(weight(one) * (getattr(one, name) or 0.0) for one in present)
+        name: sum(weight(scores) * (getattr(scores, name) or 0.0) for scores in present)
         for name in MeanScores.__struct_fields__
     }
     return MeanScores(**{name: value / whole if whole else None for name, value in sums.items()})

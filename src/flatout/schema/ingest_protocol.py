@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from flatout.errors import UsageError
-from flatout.schema.predict_protocol import Answer, Broken, Noted
+from flatout.schema.predict_protocol import Noted, ProcessFailed, Reply
 
-Kind = Literal["images", "idx", "csv", "parquet", "text"]
+SourceKind = Literal["images", "idx", "csv", "parquet", "text"]
 Part = Literal["train", "validation", "test"]
 Crew = Literal["local", "ray", "dask"]
 
@@ -38,7 +38,7 @@ class IngestRequest(msgspec.Struct, frozen=True, kw_only=True):
     on: Crew = "local"
     workers: int | None = None
     address: str | None = None
-    kind: Kind | None = None
+    kind: SourceKind | None = None
     validation: float | None = None
     test: float | None = None
     key: str | None = None
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     (channels, height, width).
     """
 
-    kind: Kind
+    kind: SourceKind
     validation: float
     test: float
     key: str | None = None
@@ -102,10 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             key: SHA-256 of the record's content.
         """
-        place = int.from_bytes(key[:8], "big") / 2**64
-        if place < self.test:
+        fraction = int.from_bytes(key[:8], "big") / 2**64
+        if fraction < self.test:
             return "test"
-        return "validation" if place < self.test + self.validation else "train"
+        return "validation" if fraction < self.test + self.validation else "train"
 
 
 class SourcePiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,16 +186,16 @@ class IngestJob(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-class Listed(Answer, frozen=True, kw_only=True, tag="listed"):
+class Listed(Reply, frozen=True, kw_only=True, tag="listed"):
     """The source is cut into pieces; num_kept of them are carried out already."""
 
-    source_kind: Kind
+    source_kind: SourceKind
     num_pieces: int
     num_kept: int
     size_bytes: int
 
 
-class Advanced(Answer, frozen=True, kw_only=True, tag="advanced"):
+class Advanced(Reply, frozen=True, kw_only=True, tag="advanced"):
     """The progress of an ingestion. num_pieces: done so far, earlier ones included."""
 
     num_pieces: int
@@ -204,7 +204,7 @@ class Advanced(Answer, frozen=True, kw_only=True, tag="advanced"):
     done_bytes: int
 
 
-class Ingested(Answer, frozen=True, kw_only=True, tag="ingested"):
+class Ingested(Reply, frozen=True, kw_only=True, tag="ingested"):
     """The folder is whole.
 
     num_made: pieces that were carried out for it, this time. on_nodes: the same folder as the nodes
@@ -219,4 +219,4 @@ class Ingested(Answer, frozen=True, kw_only=True, tag="ingested"):
     on_nodes: str | None = None
 
 
-AnyIngestAnswer = Listed | Advanced | Noted | Ingested | Broken
+AnyIngestReply = Listed | Advanced | Noted | Ingested | ProcessFailed

@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.schema.framework import Framework
 
-Kind = Literal["venv", "conda"]
+EnvironmentKind = Literal["venv", "conda"]
 
 
 class Installed(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: str
     python: str
-    kind: Kind
+    kind: EnvironmentKind
     markers: dict[str, str]
     packages: dict[str, Installed]
     frameworks: tuple[Framework, ...] = ()
@@ -51,4 +51,4 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def versions(self) -> dict[str, str]:
         """Every package's version."""
-        return {name: one.version for name, one in self.packages.items()}
+        return {name: package.version for name, package in self.packages.items()}

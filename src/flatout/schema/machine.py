@@ -133,4 +133,4 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def framework(self, name: str) -> Framework | None:
         """The framework of that name in the environment that was read, or None."""
-        return next((found for found in self.frameworks if found.name == name), None)
+        return next((framework for framework in self.frameworks if framework.name == name), None)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["smaller", "larger", "recomputed", "uncaptured", "uncompiled", "uncached"]
+AdaptationKind = Literal["smaller", "larger", "recomputed", "uncaptured", "uncompiled", "uncached"]
 Part = Literal[
     "data", "forward", "backward", "optimizer", "capture", "validation", "checkpoint", "other",
     "pace", "process",
@@ -31,7 +31,7 @@ class OomAdaptation(msgspec.Struct, frozen=True, kw_only=True):
         found to compute the same.
     """
 
-    kind: Kind
+    kind: AdaptationKind
     step: int
     before: int
     after: int

@@ -105,8 +105,8 @@ def parse_placement(text: str) -> Placement:
     """
     text = text.strip()
     if text.startswith(("http://", "https://")):
-        place, _, number = text.partition("#")
-        return Placement(launcher="ray", num_ranks=_number(text, number or "0"), place=place)
+        address, _, number = text.partition("#")
+        return Placement(launcher="ray", num_ranks=_number(text, number or "0"), place=address)
     name, colon, number = text.partition(":")
     if name not in (*LAUNCHERS, CLUSTER):
         raise UsageError(
@@ -173,8 +173,8 @@ def take_gpus(nodes: Sequence[NodeCapacity], num_ranks: int, device: str) -> boo
 
 def spread(num_ranks: int, num_nodes: int) -> list[int]:
     """The number of ranks on each node: as even as can be, the first nodes the more."""
-    each, more = divmod(num_ranks, num_nodes)
-    return [each + (node < more) for node in range(num_nodes)]
+    share, more = divmod(num_ranks, num_nodes)
+    return [share + (node < more) for node in range(num_nodes)]
 
 
 def ending_code(codes: Mapping[int, int]) -> int:

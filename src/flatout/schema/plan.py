@@ -162,7 +162,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def safety(self) -> Safety:
         """The safety of the least safe step."""
         order: tuple[Safety, ...] = ("manual", "ask", "safe")
-        return next((one for one in order if any(step.safety == one for step in self.steps)), "ask")
+        return next(
+            (safety for safety in order if any(step.safety == safety for step in self.steps)), "ask"
+        )
 
 
 def files_of(action: Action) -> tuple[str, ...]:
@@ -178,8 +180,8 @@ def edit_text(edit: Edit | Block) -> str:
         return f"{edit.file}: {'; '.join(edit.lines) or f'without the block {edit.name}'}"
     parts = [f"written in {edit.encoding.upper()}"] if edit.encoding else []
     for entry in edit.entries:
-        place = ".".join(entry.place)
+        key = ".".join(entry.place)
         if edit.form == "ini":
-            place = f"[{entry.place[0]}] {entry.place[1]}"
-        parts.append(f"without {place}" if entry.value is None else f"{place}={entry.value}")
+            key = f"[{entry.place[0]}] {entry.place[1]}"
+        parts.append(f"without {key}" if entry.value is None else f"{key}={entry.value}")
     return f"{edit.file}: {', '.join(parts)}"

@@ -1,6 +1,6 @@
-"""The request to predict with a run's saved weights, and the lines of the answer.
+"""The request to predict with a run's saved weights, and the lines of the reply.
 
-A question goes to a process of its own as one JSON document; its answers come back as JSON lines.
+A job goes to a process of its own as one JSON document; its replies come back as JSON lines.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: parse_field(name, text) for name, text in pairs}
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class PredictJob(msgspec.Struct, frozen=True, kw_only=True):
     """The request to the process. folder: of the run; its files are only read.
 
     parameters: arguments of `experiment(...)` that differ from the run's.
@@ -87,7 +87,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         inputs: tuple[str, ...] = (),
         parameters: dict[str, Value] | None = None,
         experiment: str | None = None,
-    ) -> Question:
+    ) -> PredictJob:
         """A request about a run's folder, with what was found out about it."""
         return cls(
             verb=verb,
@@ -102,11 +102,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """A line of what comes back."""
 
 
-class Loaded(Answer, frozen=True, kw_only=True, tag="loaded"):
+class Loaded(Reply, frozen=True, kw_only=True, tag="loaded"):
     """The weights are ready. step: theirs; recorded: the run's metrics for them.
 
     longest_input: letters of the longest of its num_inputs inputs.
@@ -121,13 +121,13 @@ class Loaded(Answer, frozen=True, kw_only=True, tag="loaded"):
     longest_input: int = 0
 
 
-class Noted(Answer, frozen=True, kw_only=True, tag="noted"):
+class Noted(Reply, frozen=True, kw_only=True, tag="noted"):
     """Something worth knowing; it continues."""
 
     finding: Finding
 
 
-class Predicted(Answer, frozen=True, kw_only=True, tag="predicted"):
+class Predicted(Reply, frozen=True, kw_only=True, tag="predicted"):
     """The prediction for a sample.
 
     input: as it was typed, or as it is in a folder.
@@ -140,27 +140,27 @@ class Predicted(Answer, frozen=True, kw_only=True, tag="predicted"):
     values: dict[str, Any] = {}
 
 
-class Refused(Answer, frozen=True, kw_only=True, tag="refused"):
+class Refused(Reply, frozen=True, kw_only=True, tag="refused"):
     """An input that cannot be predicted; the others are."""
 
     input: str
     finding: Finding
 
 
-class Counted(Answer, frozen=True, kw_only=True, tag="counted"):
+class Counted(Reply, frozen=True, kw_only=True, tag="counted"):
     """Progress of the predictions."""
 
     num_inputs: int
     num_samples: int
 
 
-class Written(Answer, frozen=True, kw_only=True, tag="written"):
+class Written(Reply, frozen=True, kw_only=True, tag="written"):
     """The predictions are in this file or folder."""
 
     path: str
 
 
-class Evaluated(Answer, frozen=True, kw_only=True, tag="evaluated"):
+class Evaluated(Reply, frozen=True, kw_only=True, tag="evaluated"):
     """Metrics over the whole validation data, now, and which classes were taken for which.
 
     differences: what is not as it was when they were recorded.
@@ -171,7 +171,7 @@ class Evaluated(Answer, frozen=True, kw_only=True, tag="evaluated"):
     classified: tuple[Classified, ...] = ()
 
 
-class Broken(Answer, frozen=True, kw_only=True, tag="broken"):
+class ProcessFailed(Reply, frozen=True, kw_only=True, tag="broken"):
     """It could not continue. exit_code: 1 or 2 as errors have it, 3 for our own fault.
 
     printed: by the process, its traceback among it.
@@ -187,7 +187,7 @@ class Broken(Answer, frozen=True, kw_only=True, tag="broken"):
         is_code = self.finding.rule in ("experiment-raised", "internal-error", "prediction-died")
         return is_code and bool(self.printed.strip())
 
-    def kept_in(self, path: str) -> Broken:
+    def kept_in(self, path: str) -> ProcessFailed:
         """The same, with the file in which what was printed is kept."""
         last = tuple(line for line in self.printed.splitlines() if line.strip())[-1:]
         fixes = (Fix(text=f"read the log with the traceback: {path}"),)
@@ -195,7 +195,7 @@ class Broken(Answer, frozen=True, kw_only=True, tag="broken"):
         return msgspec.structs.replace(self, finding=finding)
 
 
-AnyAnswer = Loaded | Noted | Predicted | Refused | Counted | Written | Evaluated | Broken
+AnyReply = Loaded | Noted | Predicted | Refused | Counted | Written | Evaluated | ProcessFailed
 
 
 def check_output(output: str | None) -> None:

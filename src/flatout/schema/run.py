@@ -138,7 +138,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def best_validation(self) -> Validated | None:
         """The validation whose weights are kept, or None where there was none."""
-        return next((one for one in reversed(self.validations) if one.is_best), None)
+        return next(
+            (validation for validation in reversed(self.validations) if validation.is_best), None
+        )
 
 
 class DamagedRun(msgspec.Struct, frozen=True, kw_only=True):

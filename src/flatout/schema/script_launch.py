@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from flatout.schema.finding import Finding, option_without_effect
-from flatout.schema.predict_protocol import Answer, Broken
+from flatout.schema.predict_protocol import ProcessFailed, Reply
 
 LaunchFramework = Literal["tensorflow", "paddle", "torch"]
 
@@ -41,7 +41,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-class NodesStarted(Answer, frozen=True, kw_only=True, tag="nodesstarted"):
+class NodesStarted(Reply, frozen=True, kw_only=True, tag="nodesstarted"):
     """All nodes run. gpus: the GPU of each; none where they compute on the CPU.
 
     threads: that each may use. hosts: where each runs; none if all run here.
@@ -54,14 +54,14 @@ class NodesStarted(Answer, frozen=True, kw_only=True, tag="nodesstarted"):
     hosts: tuple[str, ...] = ()
 
 
-class NodeSaid(Answer, frozen=True, kw_only=True, tag="nodesaid"):
+class NodeSaid(Reply, frozen=True, kw_only=True, tag="nodesaid"):
     """A line that a node has printed, to either of its outputs."""
 
     node: int
     text: str
 
 
-class NodeEnded(Answer, frozen=True, kw_only=True, tag="nodeended"):
+class NodeEnded(Reply, frozen=True, kw_only=True, tag="nodeended"):
     """A node has ended. is_ours: it was ended because another one had failed."""
 
     node: int
@@ -71,10 +71,10 @@ class NodeEnded(Answer, frozen=True, kw_only=True, tag="nodeended"):
 
 
 NodeEvent = NodesStarted | NodeSaid | NodeEnded
-AnyNodeAnswer = NodeEvent | Broken
+AnyNodeReply = NodeEvent | ProcessFailed
 
 
-class NodePlace(msgspec.Struct, frozen=True):
+class NodeAddresses(msgspec.Struct, frozen=True):
     """The address of a node for the others. ports: two that no one else listens on."""
 
     host: str
@@ -91,7 +91,7 @@ class NodePlace(msgspec.Struct, frozen=True):
         return f"{self.host}:{self.ports[1]}"
 
 
-def rendezvous(framework: LaunchFramework, places: Sequence[NodePlace]) -> list[dict[str, str]]:
+def rendezvous(framework: LaunchFramework, nodes: Sequence[NodeAddresses]) -> list[dict[str, str]]:
     """The variables by which the nodes find each other, for each of them.
 
     Source:
@@ -100,23 +100,23 @@ def rendezvous(framework: LaunchFramework, places: Sequence[NodePlace]) -> list[
         tensorflow: https://www.tensorflow.org/guide/distributed_training (TF_CONFIG).
         paddle: `python/paddle/distributed/parallel.py` of PaddlePaddle (init_parallel_env).
     """
-    return {"torch": _torch, "tensorflow": _tensorflow, "paddle": _paddle}[framework](places)
+    return {"torch": _torch, "tensorflow": _tensorflow, "paddle": _paddle}[framework](nodes)
 
 
-def _torch(places: Sequence[NodePlace]) -> list[dict[str, str]]:
+def _torch(nodes: Sequence[NodeAddresses]) -> list[dict[str, str]]:
     return [
         {
-            "MASTER_ADDR": places[0].host, "MASTER_PORT": str(places[0].ports[0]),
-            "NNODES": str(len(places)), "NODE_RANK": str(node), "GROUP_RANK": str(node),
-            "WORLD_SIZE": str(len(places)), "RANK": str(node),
+            "MASTER_ADDR": nodes[0].host, "MASTER_PORT": str(nodes[0].ports[0]),
+            "NNODES": str(len(nodes)), "NODE_RANK": str(node), "GROUP_RANK": str(node),
+            "WORLD_SIZE": str(len(nodes)), "RANK": str(node),
             "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         }
-        for node in range(len(places))
+        for node in range(len(nodes))
     ]  # fmt: skip
 
 
-def _tensorflow(places: Sequence[NodePlace]) -> list[dict[str, str]]:
-    workers = [place.address for place in places]
+def _tensorflow(nodes: Sequence[NodeAddresses]) -> list[dict[str, str]]:
+    workers = [node.address for node in nodes]
     return [
         {
             "TF_CONFIG": msgspec.json.encode(
@@ -127,19 +127,19 @@ def _tensorflow(places: Sequence[NodePlace]) -> list[dict[str, str]]:
     ]
 
 
-def _paddle(places: Sequence[NodePlace]) -> list[dict[str, str]]:
-    first, count = places[0], str(len(places))
+def _paddle(nodes: Sequence[NodeAddresses]) -> list[dict[str, str]]:
+    first, count = nodes[0], str(len(nodes))
     return [
         {
             "PADDLE_MASTER": first.address,
             "MASTER_ADDR": first.host, "MASTER_PORT": str(first.ports[0]),
-            "PADDLE_TRAINERS_NUM": count, "PADDLE_TRAINER_ID": str(node),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(place.other_address for place in places),
-            "PADDLE_CURRENT_ENDPOINT": place.other_address, "PADDLE_RANK_IN_NODE": "0",
+            "PADDLE_TRAINERS_NUM": count, "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(peer.other_address for peer in nodes),
+            "PADDLE_CURRENT_ENDPOINT": node.other_address, "PADDLE_RANK_IN_NODE": "0",
             "PADDLE_LOCAL_SIZE": "1", "PADDLE_GLOBAL_SIZE": count, "PADDLE_LOCAL_RANK": "0",
-            "PADDLE_GLOBAL_RANK": str(node), "PADDLE_NNODES": count,
+            "PADDLE_GLOBAL_RANK": str(rank), "PADDLE_NNODES": count,
         }
-        for node, place in enumerate(places)
+        for rank, node in enumerate(nodes)
     ]  # fmt: skip
 
 

@@ -122,10 +122,10 @@ def _fixed(fields: dict[str, Value]) -> Iterator[str]:
         yield from ("--use", f"{name}={typed_value(value)}")
 
 
-def _length(asked: ExperimentSpec | Change) -> list[str]:
-    if asked.steps is not None:
-        return ["--steps", str(asked.steps)]
-    return [] if asked.epochs is None else ["--epochs", str(asked.epochs)]
+def _length(length: ExperimentSpec | Change) -> list[str]:
+    if length.steps is not None:
+        return ["--steps", str(length.steps)]
+    return [] if length.epochs is None else ["--epochs", str(length.epochs)]
 
 
 def _tuning(spec: ExperimentSpec, change: Change) -> Iterator[str]:

@@ -103,7 +103,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.on is None else parse_placement(self.on)
 
     @property
-    def wish(self) -> TuneRequest:
+    def tune_request(self) -> TuneRequest:
         """The limits of the search for a recipe."""
         # Where every field is given there is nothing to search, and several ranks do not search.
         is_off = self.tune == "auto" and (self.recipe is not None or self.on is not None)
@@ -143,12 +143,12 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             because = "a dry run does not search"
         elif self.resume is not None:
             because = "a resumed run keeps its recipe"
-        asked = {"--tune full": because is not None and self.tune == "full"}
-        if because is None and self.wish.mode == "off":
+        options = {"--tune full": because is not None and self.tune == "full"}
+        if because is None and self.tune_request.mode == "off":
             because = "there is no search"
-        asked[f"--numerics {self.numerics}"] = self.numerics != "default"
-        asked["--budget"] = self.budget is not None
-        for option, is_given in asked.items():
+        options[f"--numerics {self.numerics}"] = self.numerics != "default"
+        options["--budget"] = self.budget is not None
+        for option, is_given in options.items():
             if is_given and because is not None:
                 yield option_without_effect(option, because, "leave it out")
 
@@ -220,9 +220,9 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
              "a dry run uses one process", "leave out --on"),
         )  # fmt: skip
-        for one, other, is_given, because, fix in pairs:
+        for first, other, is_given, because, fix in pairs:
             if is_given:
-                problem = f"`{one}` cannot be combined with `{other}`."
+                problem = f"`{first}` cannot be combined with `{other}`."
                 raise UsageError("cannot-be-combined", problem, because=because, fix=fix)
         if self.is_changed and self.resume is None:
             raise UsageError(

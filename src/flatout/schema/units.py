@@ -22,9 +22,9 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         UsageError: bad-size.
     """
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
-    if found is not None:
-        number, unit = float(found[1]), found[2].lower()
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
+    if match is not None:
+        number, unit = float(match[1]), match[2].lower()
         if number == 0 and not unit:
             return 0
         if unit in _UNITS:

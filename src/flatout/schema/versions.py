@@ -9,17 +9,17 @@ Numbers = tuple[int, ...]
 
 _CLAUSE = re.compile(r"(==|!=|<=|>=|~=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?$")
 _COMPARISONS: dict[str, Callable[[Numbers, Numbers], bool]] = {
-    "<": lambda one, other: one < other,
-    "<=": lambda one, other: one <= other,
-    ">": lambda one, other: one > other,
-    ">=": lambda one, other: one >= other,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
 }
 
 
 def numbers(text: str) -> Numbers:
     """ "580.95.05" -> (580, 95, 5); what is not a number ends it."""
-    found = re.match(r"\d+(?:\.\d+)*", text.strip())
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text.strip())
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def pair(text: str) -> Pair:
@@ -28,10 +28,10 @@ def pair(text: str) -> Pair:
     Raises:
         ValueError: it is something else.
     """
-    found = re.fullmatch(r"(\d{1,2})\.(\d{1,2})", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,2})\.(\d{1,2})", text)
+    if match is None:
         raise ValueError(f"{text!r} is not a version with two numbers")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def pair_text(two: Pair) -> str:
@@ -39,27 +39,33 @@ def pair_text(two: Pair) -> str:
     return f"{two[0]}.{two[1]}"
 
 
-def is_wish(text: str) -> bool:
+def is_specifier(text: str) -> bool:
     """Whether it is a list of clauses that `meets` understands."""
     return all(_CLAUSE.match(clause.strip()) for clause in text.split(",")) if text else True
 
 
-def meets(version: str, wish: str) -> bool:
+def meets(version: str, specifier: str) -> bool:
     """Whether a released version is one that was requested."""
-    return all(_meets(numbers(version), clause.strip()) for clause in wish.split(",") if clause)
+    return all(
+        _meets(numbers(version), clause.strip()) for clause in specifier.split(",") if clause
+    )
 
 
 def _meets(version: Numbers, clause: str) -> bool:
-    found = _CLAUSE.match(clause)
-    if found is None:
+    match = _CLAUSE.match(clause)
+    if match is None:
         return False
-    sign, asked, star = found[1], numbers(found[2]), found[3]
+    sign, required, star = match[1], numbers(match[2]), match[3]
     if sign in ("==", "!="):
-        same = version[: len(asked)] == asked if star else _padded(version) == _padded(asked)
+        same = (
+            version[: len(required)] == required if star else _padded(version) == _padded(required)
+        )
         return same == (sign == "==")
     if sign == "~=":
-        return _padded(version) >= _padded(asked) and version[: len(asked) - 1] == asked[:-1]
-    return _COMPARISONS[sign](_padded(version), _padded(asked))
+        return (
+            _padded(version) >= _padded(required) and version[: len(required) - 1] == required[:-1]
+        )
+    return _COMPARISONS[sign](_padded(version), _padded(required))
 
 
 def _padded(version: Numbers) -> Numbers:
@@ -90,10 +96,10 @@ def cuda_label(text: str) -> str:
         ValueError: it is not a version of CUDA.
     """
     plain = re.sub(r"^(cuda|cu)[- ]?", "", text.strip().lower())
-    found = re.fullmatch(r"(\d\d)\.?(\d)?(?:\.\d+)?", plain)
-    if found is None:
+    match = re.fullmatch(r"(\d\d)\.?(\d)?(?:\.\d+)?", plain)
+    if match is None:
         raise ValueError(f"{text!r} is not a CUDA version")
-    return f"cu{found[1]}{found[2] or ''}"
+    return f"cu{match[1]}{match[2] or ''}"
 
 
 Pair = tuple[int, int]

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.system.clock import elapsed_s
 from flatout.system.kill_tree import kill_tree
 from flatout.system.process_env import creation_flags, worker_environment
@@ -131,7 +131,7 @@ class JsonProcess:
     def ask(self, request: msgspec.Struct, kind: Any) -> Iterator[Any]:
         """Sends a request, and gives all replies until the child closes its stdout.
 
-        `Broken`, which says why it failed, is given what the child has printed.
+        `ProcessFailed`, which says why it failed, is given what the child has printed.
 
         Raises:
             ProcessEnded: it failed without saying why.
@@ -142,7 +142,7 @@ class JsonProcess:
         try:
             while line := self._lines.next():
                 reply = decoder.decode(line)
-                if isinstance(reply, Broken):
+                if isinstance(reply, ProcessFailed):
                     is_explained = True
                     reply = msgspec.structs.replace(reply, printed=self.printed())
                 yield reply

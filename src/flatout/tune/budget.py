@@ -17,28 +17,28 @@ _SHARE_OF_RUN = 0.03
 _LEAST_STEPS = 300
 
 
-def is_too_short(wish: TuneRequest, num_steps: int | None) -> bool:
+def is_too_short(request: TuneRequest, num_steps: int | None) -> bool:
     """Whether even the first look could cost a run more than a search may.
 
     Args:
-        wish: the tuning options.
+        request: the tuning options.
         num_steps: of the run; None if unknown.
     """
-    is_asked_for = wish.mode == "full" or wish.budget_s is not None
-    return not is_asked_for and (num_steps or 0) < _LEAST_STEPS
+    is_requested = request.mode == "full" or request.budget_s is not None
+    return not is_requested and (num_steps or 0) < _LEAST_STEPS
 
 
-def budget_of(wish: TuneRequest, num_steps: int | None, step_s: float) -> float | None:
+def budget_of(request: TuneRequest, num_steps: int | None, step_s: float) -> float | None:
     """The time for the search, in seconds; None if it cannot pay.
 
     Args:
-        wish: the tuning options.
+        request: the tuning options.
         num_steps: of the run; None if unknown.
         step_s: a plain step.
     """
-    if wish.budget_s is not None:
-        return wish.budget_s
-    if wish.mode == "full":
+    if request.budget_s is not None:
+        return request.budget_s
+    if request.mode == "full":
         return full_s(step_s)
     run_s = (num_steps or 0) * step_s
     return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None

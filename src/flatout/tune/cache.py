@@ -29,24 +29,24 @@ def cache_key(identity: dict[str, Any]) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
 
 
-def is_of_use(known: Known, wish: TuneRequest) -> bool:
+def is_of_use(known: Known, request: TuneRequest) -> bool:
     """Whether an earlier decision answers this request.
 
     What a hurried search has found is good enough for a run; that it found nothing says little.
     Who gives a search more time than the last one had wants it made.
     """
-    if wish.budget_s is not None:
-        return known.budget_s >= wish.budget_s
-    return known.is_thorough or (wish.mode == "auto" and not known.decision.is_default)
+    if request.budget_s is not None:
+        return known.budget_s >= request.budget_s
+    return known.is_thorough or (request.mode == "auto" and not known.decision.is_default)
 
 
-def still_holds(found: Interval, probed: Interval) -> bool:
+def still_holds(recorded: Interval, probed: Interval) -> bool:
     """Whether a short probe agrees with an earlier one: within 10 %, or as far as both can tell.
 
     Args:
-        found: when the recipe was searched.
+        recorded: when the recipe was searched.
         probed: now.
     """
-    drift = abs(math.log(probed.middle / found.middle))
-    do_overlap = probed.low <= found.high and found.low <= probed.high
+    drift = abs(math.log(probed.middle / recorded.middle))
+    do_overlap = probed.low <= recorded.high and recorded.low <= probed.high
     return drift <= math.log1p(_MOST_DRIFT) or do_overlap

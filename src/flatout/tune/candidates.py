@@ -104,11 +104,11 @@ def jump(tried: Iterable[Candidate]) -> Candidate | None:
         None where nothing of it is usual.
     """
     usual = [candidate for candidate in tried if candidate.is_usual]
-    changes = {name: value for one in usual for name, value in one.changes.items()}
+    changes = {name: value for candidate in usual for name, value in candidate.changes.items()}
     if not usual:
         return None
     # Name parts shared by several candidates are listed once.
-    names = dict.fromkeys(part for one in usual for part in one.name.split(" + "))
+    names = dict.fromkeys(part for candidate in usual for part in candidate.name.split(" + "))
     return Candidate(
         name=" + ".join(names), axis="together", changes=changes, why="settings that usually help"
     )

@@ -13,7 +13,7 @@ from flatout.schema.units import seconds_text
 from flatout.tune.compiling import AXIS, trial_s, with_best, with_payback
 from flatout.tune.problem import Problem, out_of_time
 
-_Found = tuple[list[Result], list[Skip]]
+_TrialResults = tuple[list[Result], list[Skip]]
 
 
 def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Result, Decision]:
@@ -26,15 +26,17 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
     Returns:
         The decision, with the best of them on top if one has won.
     """
-    found, skipped = yield from _results(problem, decision)
-    refused = [one for one in found if one.verdict is not None and not one.verdict.is_passed]
-    lost = [one for one in found if one not in refused]
+    results, skipped = yield from _results(problem, decision)
+    refused = [
+        result for result in results if result.verdict is not None and not result.verdict.is_passed
+    ]
+    lost = [result for result in results if result not in refused]
     whole = msgspec.structs.replace(
         decision,
         lost=(*decision.lost, *lost),
         refused=(*decision.refused, *refused),
         skipped=(*decision.skipped, *skipped),
-        search_s=decision.search_s + sum(one.cost_s for one in found),
+        search_s=decision.search_s + sum(result.cost_s for result in results),
     )
     return with_best(whole, problem.batch_size)
 
@@ -46,15 +48,19 @@ def left_to_compile(problem: Problem, decision: Decision) -> Problem:
         problem: of the run to tune now.
         decision: of a search for another run, before anything was compiled on top of it.
     """
-    tried = {one.trial.candidate.name for one in (*decision.lost, *decision.refused)}
-    candidates = [one for one in problem.candidates if one.is_compiled and one.name not in tried]
-    skipped = [one for one in decision.skipped if one.axis != AXIS]
-    skipped += [one for one in problem.skipped if one.axis == AXIS]
+    tried = {result.trial.candidate.name for result in (*decision.lost, *decision.refused)}
+    candidates = [
+        candidate
+        for candidate in problem.candidates
+        if candidate.is_compiled and candidate.name not in tried
+    ]
+    skipped = [skip for skip in decision.skipped if skip.axis != AXIS]
+    skipped += [skip for skip in problem.skipped if skip.axis == AXIS]
     decided = msgspec.structs.replace(decision, skipped=tuple(skipped), search_s=0.0)
     return msgspec.structs.replace(problem, candidates=tuple(candidates), decided=decided)
 
 
-def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _Found]:
+def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _TrialResults]:
     """The result of each candidate, and the skipped ones.
 
     Where the step is made in CUDA graphs, what is compiled becomes a part of them; what cannot, is
@@ -62,13 +68,13 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
     """
     needed_s = trial_s(problem.profile)
     before = decision.changes
-    found: list[Result] = []
+    new_results: list[Result] = []
     skipped: list[Skip] = []
     waiting = deque(candidate for candidate in problem.candidates if candidate.is_compiled)
     while waiting:
         candidate = waiting.popleft()
-        left_s = problem.budget_s - decision.search_s - sum(one.cost_s for one in found)
-        results = (*decision.lost, *found)
+        left_s = problem.budget_s - decision.search_s - sum(result.cost_s for result in new_results)
+        results = (*decision.lost, *new_results)
         reason = _why_not_worthwhile(candidate, problem.base.changes, before, results)
         if reason is None and needed_s > left_s:
             skipped.append(out_of_time(candidate, _no_time(problem.budget_s, needed_s)))
@@ -85,13 +91,13 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
             changes={**before, **candidate.changes},
             deadline_s=left_s,
         )
-        found.append(with_payback(result, problem.batch_size, problem.num_steps))
+        new_results.append(with_payback(result, problem.batch_size, problem.num_steps))
         if _rule(result) == "step-not-captured" and "capture" not in candidate.changes:
             # Uncompiled it could be recorded; compiled it may still be the faster one without.
             alone = _without_graphs(candidate)
             name = f"{candidate.name}, without a CUDA graph"
             waiting.appendleft(msgspec.structs.replace(alone, name=name))
-    return found, skipped
+    return new_results, skipped
 
 
 def _without_graphs(candidate: Candidate) -> Candidate:

@@ -168,7 +168,7 @@ def on_top(decision: Decision, result: Result) -> Decision:
         is_decided=True,
         changes=trial.changes,
         rungs=(*below, rung),
-        lost=tuple(one for one in decision.lost if one.trial != trial),
+        lost=tuple(result for result in decision.lost if result.trial != trial),
         speedup=speedup,
         over_plain=product(over_plain, gain) if over_plain is not None else None,
         why="faster than flatout's defaults, and still correct",

@@ -15,16 +15,16 @@ import msgspec
 from flatout.schema.recipe import Precision
 from flatout.schema.tuning import Check
 
-Question = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "replays", "data"]
+CheckName = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "replays", "data"]
 
-_OF_THE_STEP: frozenset[Question] = frozenset(
+_OF_THE_STEP: frozenset[CheckName] = frozenset(
     ("gradients", "accumulation", "optimizer", "curve", "masks")
 )
-_ALL: frozenset[Question] = _OF_THE_STEP | {"data"}
-_OF_THE_DATA: frozenset[Question] = frozenset(("data",))
+_ALL: frozenset[CheckName] = _OF_THE_STEP | {"data"}
+_OF_THE_DATA: frozenset[CheckName] = frozenset(("data",))
 
 # A field that is not here concerns everything.
-_CONCERNED: dict[str, frozenset[Question]] = {
+_CONCERNED: dict[str, frozenset[CheckName]] = {
     "precision": _OF_THE_STEP,
     "memory_format": _OF_THE_STEP,
     "optimizer_implementation": frozenset(("accumulation", "optimizer", "curve")),
@@ -81,17 +81,17 @@ BANDS: dict[Precision, Band] = {
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "tf32", "bf16", "float8")
 
 
-def coarser(one: Precision, other: Precision) -> Precision:
+def coarser(first: Precision, second: Precision) -> Precision:
     """The one of two precisions whose results may differ more."""
-    return max(one, other, key=_PRECISIONS.index)
+    return max(first, second, key=_PRECISIONS.index)
 
 
-def questions(changed: Iterable[str]) -> frozenset[Question]:
+def checks_for(changed: Iterable[str]) -> frozenset[CheckName]:
     """The questions for a recipe in which these fields were changed."""
-    asked: frozenset[Question] = frozenset()
+    checks: frozenset[CheckName] = frozenset()
     for name in changed:
-        asked |= _CONCERNED.get(name, _ALL)
-    return asked
+        checks |= _CONCERNED.get(name, _ALL)
+    return checks
 
 
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,8 +184,10 @@ def curve_difference(losses: Sequence[float], plain: Sequence[float]) -> float:
         return math.inf
     scale = max((abs(value) for value in plain if math.isfinite(value)), default=0.0) or 1.0
     differences = [
-        0.0 if one == other or (math.isnan(one) and math.isnan(other)) else abs(one - other) / scale
-        for one, other in zip(losses, plain, strict=True)
+        0.0
+        if loss == plain_loss or (math.isnan(loss) and math.isnan(plain_loss))
+        else abs(loss - plain_loss) / scale
+        for loss, plain_loss in zip(losses, plain, strict=True)
     ]
     return max(map(_or_infinite, differences), default=0.0)
 

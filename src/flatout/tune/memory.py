@@ -32,12 +32,12 @@ def accumulated(setting: Setting) -> tuple[dict[str, Any], ...]:
     """
     if "micro_batch_size" in setting.fixed or setting.has_batch_norm:
         return ()
-    found = []
+    changes = []
     size = setting.batch_size
     while size > 1:
         size = -(-size // 2)
-        found.append({"micro_batch_size": size})
-    return tuple(found)
+        changes.append({"micro_batch_size": size})
+    return tuple(changes)
 
 
 def recomputing(setting: Setting) -> tuple[dict[str, Any], ...]:
@@ -97,19 +97,19 @@ class ReservedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def room_for(
-    asked_bytes: int | None, *, is_gpu: bool, has_display: bool | None, has_windows_driver: bool
+    requested_bytes: int | None, *, is_gpu: bool, has_display: bool | None, has_windows_driver: bool
 ) -> ReservedMemory:
     """The memory to leave free, and the reason.
 
     Args:
-        asked_bytes: amount set by the user; None lets flatout choose.
+        requested_bytes: amount set by the user; None lets flatout choose.
         is_gpu: the device is a GPU.
         has_display: it drives a display; None if unknown.
         has_windows_driver: it is run by the driver of Windows, there or under WSL.
     """
     if not is_gpu:
         return ReservedMemory(
-            leave_bytes=asked_bytes or 0,
+            leave_bytes=requested_bytes or 0,
             why="set by you; on a CPU, it limits what tuning tries",
         )
     is_assumed = has_display is None and has_windows_driver
@@ -122,10 +122,10 @@ def room_for(
         )
     elif is_desktop:
         why = "the GPU drives a display"
-    if asked_bytes is not None:
+    if requested_bytes is not None:
         why = f"set by you; {why}"
     default_bytes = DESKTOP_BYTES if is_desktop else 0
-    leave_bytes = default_bytes if asked_bytes is None else asked_bytes
+    leave_bytes = default_bytes if requested_bytes is None else requested_bytes
     # Even if nothing is reserved, a cap keeps Windows' driver from moving memory.
     is_capped = leave_bytes > 0 or has_windows_driver
     return ReservedMemory(

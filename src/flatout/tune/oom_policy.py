@@ -48,14 +48,14 @@ def oom_recipe_fields(
         means: of the experiment.
         part: what was being done.
     """
-    wish = recipe.out_of_memory.value
-    if wish == "stop":
+    policy = recipe.out_of_memory.value
+    if policy == "stop":
         return "`out_of_memory` is `stop`"
     if part == "capture":
         return {"capture": "off"}
     size = samples_in_micro_batch(recipe, means)
     is_other = means.has_batch_norm or means.not_split is not None
-    can_split = not means.has_own_step and (not is_other or wish == "shrink")
+    can_split = not means.has_own_step and (not is_other or policy == "shrink")
     is_smaller = can_split and size > 1
     checkpointing = recipe.activation_checkpointing
     is_whole = float(checkpointing.value) == 1.0
@@ -93,10 +93,10 @@ def growth(adaptations: Sequence[OomAdaptation]) -> Growth | None:
     Args:
         adaptations: all of them since the recipe was last decided otherwise, oldest first.
     """
-    sized = [one for one in adaptations if one.kind in ("smaller", "larger")]
+    sized = [adaptation for adaptation in adaptations if adaptation.kind in ("smaller", "larger")]
     if not sized or sized[-1].after >= sized[0].before:
         return None
-    num_smaller = sum(one.kind == "smaller" for one in sized)
+    num_smaller = sum(adaptation.kind == "smaller" for adaptation in sized)
     return Growth(
         after_step=sized[-1].step - 1 + _LARGER_AFTER * 2 ** (num_smaller - 1),
         micro_batch_size=min(2 * sized[-1].after, sized[0].before),

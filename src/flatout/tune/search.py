@@ -96,8 +96,8 @@ class _Search:
         self._problem = problem
         defaults = problem.base.changes.items()
         self._candidates = [
-            one for one in problem.candidates
-            if not one.is_compiled and not one.changes.items() <= defaults
+            candidate for candidate in problem.candidates
+            if not candidate.is_compiled and not candidate.changes.items() <= defaults
         ]  # fmt: skip
         self._ladder = Ladder()
         self._over_plain: Interval | None = None

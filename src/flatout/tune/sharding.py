@@ -29,8 +29,8 @@ def default_sharding(needed_bytes: int, free_bytes: int | None) -> Choice[Shardi
     """
     if free_bytes is None:
         return Choice(value="none", why="on a CPU, ranks that hold the whole model wait less often")
-    found = f"weights, gradients and moments take {bytes_text(needed_bytes)} on each rank"
+    needs = f"weights, gradients and moments take {bytes_text(needed_bytes)} on each rank"
     of_free = f"{percent_text(_SHARE, 0)} of the {bytes_text(free_bytes)} free on a GPU"
     if needed_bytes <= _SHARE * free_bytes:
-        return Choice(value="none", why=f"{found}, within {of_free}", origin="estimated")
-    return Choice(value="full", why=f"{found}, more than {of_free}", origin="estimated")
+        return Choice(value="none", why=f"{needs}, within {of_free}", origin="estimated")
+    return Choice(value="full", why=f"{needs}, more than {of_free}", origin="estimated")

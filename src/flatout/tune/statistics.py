@@ -46,14 +46,14 @@ def speedup(pairs: Sequence[tuple[float, float]]) -> Interval:
     """
     logs = sorted(math.log(before / after) for before, after in pairs)
     num_cut = int(_TRIMMED * len(logs))
-    kept = logs[num_cut : len(logs) - num_cut]
-    middle = fmean(kept)
+    trimmed = logs[num_cut : len(logs) - num_cut]
+    middle = fmean(trimmed)
     # Winsorized: what is cut off counts as the outermost that is kept.
-    winsorized = [kept[0]] * num_cut + kept + [kept[-1]] * num_cut
+    winsorized = [trimmed[0]] * num_cut + trimmed + [trimmed[-1]] * num_cut
     mean = fmean(winsorized)
-    variance = sum((one - mean) ** 2 for one in winsorized) / (len(logs) - 1)
-    error = math.sqrt(variance / len(logs)) * len(logs) / len(kept)
-    return _interval(middle, error, len(kept) - 1)
+    variance = sum((value - mean) ** 2 for value in winsorized) / (len(logs) - 1)
+    error = math.sqrt(variance / len(logs)) * len(logs) / len(trimmed)
+    return _interval(middle, error, len(trimmed) - 1)
 
 
 def speedup_over_processes(speedups: Sequence[Interval]) -> Interval:
@@ -71,13 +71,15 @@ def speedup_over_processes(speedups: Sequence[Interval]) -> Interval:
         speedups: of each process; of a single one, the interval is that of one in which nothing
             but itself has been seen.
     """
-    logs = sorted(math.log(one.middle) for one in speedups)
+    logs = sorted(math.log(speedup.middle) for speedup in speedups)
     middle = median(logs)
     num = len(logs)
     known, freedom = _PROCESS_FREEDOM * _PROCESS_SPREAD**2, _PROCESS_FREEDOM + num - 1
-    spread = math.sqrt((known + sum((one - middle) ** 2 for one in logs)) / freedom)
+    spread = math.sqrt((known + sum((log - middle) ** 2 for log in logs)) / freedom)
     between = _quantile(freedom) * spread / math.sqrt(num)
-    within = fmean(math.log(one.high / one.low) / 2 for one in speedups) / math.sqrt(num)
+    within = fmean(math.log(speedup.high / speedup.low) / 2 for speedup in speedups) / math.sqrt(
+        num
+    )
     num_cut = _outermost(num)
     half = math.hypot(between, min(within, _LARGEST_LOG))
     return Interval(

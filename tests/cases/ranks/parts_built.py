@@ -101,7 +101,7 @@ def found(name: str) -> dict[str, Any]:
     """What building it in parts gives, beside what one rank would have."""
     make, fields = MODELS[name]
     experiment = dataclasses.replace(deep(), model=make, train_data=drawn_rows, **fields)
-    built = build(experiment, 3, "cpu", layout=ModelLayout(ranks=ranks, wish="full"))
+    built = build(experiment, 3, "cpu", layout=ModelLayout(ranks=ranks, requested="full"))
     assert built.sharding is not None
     whole = built.sharding.whole(named(built.model), is_for_all=True)
     rng.seed_generators(rng.mixed_seed(3, "model"))

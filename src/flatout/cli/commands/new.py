@@ -41,7 +41,7 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **options: str | N
     request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **options))
     if is_interactive:
         request = answered(request)
-    experiment = runs_api.sketch(request)
+    experiment = runs_api.draft(request)
     file = runs_api.write_new(experiment, is_forced=force)
     for finding in request.warnings():
         show.print_finding(finding)

@@ -11,19 +11,19 @@ from flatout.cli.render.live import Waiting
 from flatout.cli.render.wording import DOT, home_text
 from flatout.schema.ingest_protocol import (
     Advanced,
-    AnyIngestAnswer,
+    AnyIngestReply,
     Ingested,
     Listed,
     ShardManifest,
 )
-from flatout.schema.predict_protocol import Broken, Noted
+from flatout.schema.predict_protocol import Noted, ProcessFailed
 from flatout.schema.units import bytes_text, count_text, counted_text
 
 # Where lines cannot be redrawn: one line per this fraction of the work.
 _PLAIN_STEP = 0.25
 
 
-def follow(replies: Generator[AnyIngestAnswer], *, is_json: bool) -> int:
+def follow(replies: Generator[AnyIngestReply], *, is_json: bool) -> int:
     """Shows progress on stderr, then the result; returns the exit code."""
     exit_code = 0
     with contextlib.closing(replies), Waiting("scanning the source") as waiting:
@@ -36,7 +36,7 @@ def follow(replies: Generator[AnyIngestAnswer], *, is_json: bool) -> int:
             elif isinstance(line, Noted):
                 waiting.stop()
                 show.print_finding(line.finding)
-            elif isinstance(line, Broken):
+            elif isinstance(line, ProcessFailed):
                 waiting.stop()
                 exit_code = line.exit_code
                 show.print_finding(line.finding)

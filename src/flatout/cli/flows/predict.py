@@ -19,13 +19,13 @@ from flatout.cli.render.predictions import (
 from flatout.cli.render.wording import home_text
 from flatout.schema.finding import Finding
 from flatout.schema.predict_protocol import (
-    AnyAnswer,
-    Broken,
+    AnyReply,
     Counted,
     Evaluated,
     Loaded,
     Noted,
     Predicted,
+    ProcessFailed,
     Refused,
     Written,
 )
@@ -37,27 +37,27 @@ _LOADING = "loading torch and the weights"
 class _ReplyReader:
     """Passes replies on, and prints problems as they occur."""
 
-    def __init__(self, replies: Iterator[AnyAnswer], waiting: Waiting) -> None:
+    def __init__(self, replies: Iterator[AnyReply], waiting: Waiting) -> None:
         self._replies = replies
         self._waiting = waiting
         self.exit_code = 0
         self.broken: Finding | None = None
 
-    def __iter__(self) -> Iterator[AnyAnswer]:
+    def __iter__(self) -> Iterator[AnyReply]:
         for reply in self._replies:
-            if isinstance(reply, Noted | Refused | Broken):
+            if isinstance(reply, Noted | Refused | ProcessFailed):
                 self._waiting.stop()
                 show.print_finding(reply.finding)
-            if isinstance(reply, Broken) and reply.exit_code != 2:
+            if isinstance(reply, ProcessFailed) and reply.exit_code != 2:
                 explain_failure.explain(reply.finding, reply.printed)
             if isinstance(reply, Refused):
                 self.exit_code = 1
-            elif isinstance(reply, Broken):
+            elif isinstance(reply, ProcessFailed):
                 self.exit_code, self.broken = reply.exit_code, reply.finding
             yield reply
 
 
-def print_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
+def print_predictions(run: str, replies: Generator[AnyReply]) -> int:
     """A table of predictions, row by row; gives the exit code."""
     table = PredictionTable(0)
     loaded: Loaded | None = None
@@ -82,7 +82,7 @@ def print_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
     return reader.exit_code
 
 
-def json_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
+def json_predictions(run: str, replies: Generator[AnyReply]) -> int:
     """The same as one JSON document, written as the predictions come."""
     with contextlib.closing(replies), Waiting(_LOADING) as waiting:
         reader = _ReplyReader(replies, waiting)
@@ -97,19 +97,19 @@ def json_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
     return reader.exit_code
 
 
-def _documents(replies: Iterable[AnyAnswer]) -> Iterator[dict[str, Any]]:
+def _documents(replies: Iterable[AnyReply]) -> Iterator[dict[str, Any]]:
     for reply in replies:
         if isinstance(reply, Predicted):
             yield {"input": reply.input, "row": reply.row, **reply.values}
         elif isinstance(reply, Refused):
             yield {"input": reply.input, "error": reply.finding}
-        elif isinstance(reply, Broken):
+        elif isinstance(reply, ProcessFailed):
             yield {"error": reply.finding}
         elif isinstance(reply, Written):
             yield {"written": reply.path}
 
 
-def print_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
+def print_evaluation(run: str, replies: Generator[AnyReply]) -> int:
     """The recorded and the computed metrics, and whether they agree; returns the exit code."""
     with contextlib.closing(replies), Waiting(_LOADING) as waiting:
         reader = _ReplyReader(replies, waiting)
@@ -127,7 +127,7 @@ def print_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
     return reader.exit_code
 
 
-def json_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
+def json_evaluation(run: str, replies: Generator[AnyReply]) -> int:
     """The same as one JSON document."""
     with contextlib.closing(replies), Waiting(_LOADING) as waiting:
         reader = _ReplyReader(replies, waiting)
@@ -143,6 +143,6 @@ def json_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
     return reader.exit_code
 
 
-def _until(kind: type, replies: Iterator[AnyAnswer]) -> Any:
+def _until(kind: type, replies: Iterator[AnyReply]) -> Any:
     """The next reply of a kind; None if there is none any more."""
     return next((reply for reply in replies if isinstance(reply, kind)), None)

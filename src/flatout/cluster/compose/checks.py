@@ -29,7 +29,7 @@ def judge_files(
         machine: this one.
         busy: ports that are in use.
     """
-    always = [one for one in services if not one.profiles]
+    always = [service for service in services if not service.profiles]
     findings = [*_ports(services, busy), *_safety(services), *_room(always, machine)]
     return (*findings, *_gpus(always, machine))
 
@@ -38,13 +38,13 @@ def _ports(services: Sequence[Service], busy: Collection[int]) -> Iterator[Findi
     for service in services:
         has_token = service.variables.get("RAY_AUTH_MODE") == "token"
         for port in service.ports:
-            place = f"{port.address}:{port.published}"
+            address = f"{port.address}:{port.published}"
             yield from _without_token(service, port)
             if not port.is_private:
                 yield Finding(
                     rule="cluster-published",
                     severity="warning",
-                    problem=f"Port {port.target} of {service.name} is published on {place}.",
+                    problem=f"Port {port.target} of {service.name} is published on {address}.",
                     because="traffic is not encrypted: anyone who intercepts the token can run "
                             "programs in the cluster"
                     if has_token and port.target in _OF_RAY
@@ -81,11 +81,11 @@ def _without_token(service: Service, port: Port) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         return
-    place = f"{port.address}:{port.published}"
+    address = f"{port.address}:{port.published}"
     yield Finding(
         rule="cluster-without-token",
         severity="warning",
-        problem=f"The {engine} of {service.name} is published on {place} without a token.",
+        problem=f"The {engine} of {service.name} is published on {address} without a token.",
         because="anyone who reaches it can run programs in the cluster: at least every user and "
         "program of this machine",
         fixes=(Fix(text=fix),),
@@ -93,7 +93,7 @@ def _without_token(service: Service, port: Port) -> Iterator[Finding]:
 
 
 def _safety(services: Sequence[Service]) -> Iterator[Finding]:
-    roots = [one.name for one in services if _is_root(one.user)]
+    roots = [service.name for service in services if _is_root(service.user)]
     if roots:
         yield Finding(
             rule="cluster-runs-as-root",
@@ -105,9 +105,9 @@ def _safety(services: Sequence[Service]) -> Iterator[Finding]:
             fixes=(Fix(text="set CLUSTER_UID and CLUSTER_GID in .env"),),
         )
     open_ones = [
-        f"{one.name}: {'privileged' if one.is_privileged else 'network_mode: host'}"
-        for one in services
-        if one.is_privileged or one.is_on_host_network
+        f"{service.name}: {'privileged' if service.is_privileged else 'network_mode: host'}"
+        for service in services
+        if service.is_privileged or service.is_on_host_network
     ]
     if open_ones:
         yield Finding(
@@ -127,37 +127,42 @@ def _is_root(user: str | None) -> bool:
 
 def _room(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
     threads = machine.cpu.num_threads
-    greedy = [one for one in services if threads and one.cpus and one.cpus > threads]
+    greedy = [
+        service for service in services if threads and service.cpus and service.cpus > threads
+    ]
     if greedy:
         yield Finding(
             rule="cluster-does-not-fit",
             severity="error",
             problem=f"A container may use more CPUs than this machine's {threads}.",
             because="Docker refuses to start such a container",
-            evidence=tuple(f"{one.name}: {one.cpus:g}" for one in greedy),
+            evidence=tuple(f"{service.name}: {service.cpus:g}" for service in greedy),
             fixes=(Fix(text=f"set CLUSTER_WORKER_CPUS={threads} or less in .env"),),
         )
     memory = machine.memory
-    total = min((one for one in (memory.limit_bytes, memory.total_bytes) if one), default=None)
-    wanted = sum(one.num_containers * (one.memory_bytes or 0) for one in services)
-    if total is not None and wanted > total:
+    total = min(
+        (num_bytes for num_bytes in (memory.limit_bytes, memory.total_bytes) if num_bytes),
+        default=None,
+    )
+    required = sum(service.num_containers * (service.memory_bytes or 0) for service in services)
+    if total is not None and required > total:
         yield Finding(
             rule="cluster-does-not-fit",
             severity="warning",
-            problem=f"The containers may use {bytes_text(wanted)} of memory in total; this "
+            problem=f"The containers may use {bytes_text(required)} of memory in total; this "
             f"machine has {bytes_text(total)}.",
             because="if they do, the kernel kills processes",
             evidence=tuple(
-                f"{one.num_containers} x {one.name}: {bytes_text(one.memory_bytes)}"
-                for one in services
-                if one.memory_bytes
+                f"{service.num_containers} x {service.name}: {bytes_text(service.memory_bytes)}"
+                for service in services
+                if service.memory_bytes
             ),
             fixes=(Fix(text="lower CLUSTER_WORKER_MEMORY or CLUSTER_WORKERS in .env"),),
         )
     small = [
-        f"{one.name}: {bytes_text(one.shared_bytes)}"
-        for one in services
-        if one.shared_bytes is not None and one.shared_bytes <= 128 * 2**20
+        f"{service.name}: {bytes_text(service.shared_bytes)}"
+        for service in services
+        if service.shared_bytes is not None and service.shared_bytes <= 128 * 2**20
     ]
     if small:
         yield Finding(
@@ -171,21 +176,23 @@ def _room(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
 
 
 def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
-    shared = [one for one in services if one.is_with_gpu and SHARED_GPU in one.variables]
+    shared = [
+        service for service in services if service.is_with_gpu and SHARED_GPU in service.variables
+    ]
     if shared and machine.gpus:
         yield Finding(
             rule="cluster-shares-gpu",
             severity="note",
-            problem=f"{counted_text(sum(one.num_containers for one in shared), 'container')} "
-            f"share {counted_text(len({one.variables[SHARED_GPU] for one in shared}), 'GPU')}.",
+            problem=f"{counted_text(sum(s.num_containers for s in shared), 'container')} "
+            f"share {counted_text(len({s.variables[SHARED_GPU] for s in shared}), 'GPU')}.",
             because="they share its memory and compute time, and NCCL cannot train across them",
-            evidence=tuple(f"{one.name}: GPU {one.variables[SHARED_GPU]}" for one in shared),
+            evidence=tuple(f"{s.name}: GPU {s.variables[SHARED_GPU]}" for s in shared),
             fixes=(Fix(text="to train on it: flatout cluster init --force, without --share-gpu"),),
         )  # fmt: skip
-    own = [one for one in services if one.is_with_gpu and one not in shared]
-    sharing = [one for one in own if one.num_containers > 1]
-    with_gpu = sum(one.num_containers for one in own)
-    with_gpu += len({one.variables[SHARED_GPU] for one in shared})
+    own = [service for service in services if service.is_with_gpu and service not in shared]
+    sharing = [service for service in own if service.num_containers > 1]
+    with_gpu = sum(service.num_containers for service in own)
+    with_gpu += len({service.variables[SHARED_GPU] for service in shared})
     if not sharing and with_gpu <= len(machine.gpus):
         return
     needs = "needs a GPU" if with_gpu == 1 else "need a GPU each"
@@ -193,7 +200,7 @@ def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
         f"{counted_text(with_gpu, 'worker')} {needs}, but this machine has "
         f"{len(machine.gpus) or 'none'}."
         if with_gpu > len(machine.gpus)
-        else f"The containers of {' and of '.join(one.name for one in sharing)} share one GPU."
+        else f"The containers of {' and of '.join(s.name for s in sharing)} share one GPU."
     )
     yield Finding(
         rule=_DUPLICATE_GPU,
@@ -201,7 +208,7 @@ def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
         problem=problem,
         because="NCCL refuses two ranks on one GPU, and all containers of a service have the "
                 "same GPU",
-        evidence=tuple(f"{one.num_containers} x {one.name}" for one in services if one.is_with_gpu),
+        evidence=tuple(f"{s.num_containers} x {s.name}" for s in services if s.is_with_gpu),
         fixes=(Fix(text="use a service with one container per GPU, as flatout cluster init "
                         f"--gpus {len(machine.gpus) or 'none'} writes it; for work other than "
                         "training: --share-gpu"),),

@@ -83,13 +83,13 @@ def find(text: str | None) -> Path:
     Raises:
         UsageError: no-cluster-here.
     """
-    places = [Path(text)] if text else [Path(), Path("cluster")]
-    for place in places:
-        if (place / "compose.yaml").is_file() and (place / ".env").is_file():
-            return place.absolute()
+    folders = [Path(text)] if text else [Path(), Path("cluster")]
+    for folder in folders:
+        if (folder / "compose.yaml").is_file() and (folder / ".env").is_file():
+            return folder.absolute()
     raise UsageError(
         "no-cluster-here",
-        f"no cluster found in {places[0].absolute()}.",
+        f"no cluster found in {folders[0].absolute()}.",
         because="compose.yaml or .env is missing",
         fix="create one: flatout cluster init; or give its folder: --in DIR",
     )
@@ -141,9 +141,9 @@ def owner() -> tuple[int, int]:
     if sys.platform == "win32":
         return _OTHER_THAN_ROOT, _OTHER_THAN_ROOT
     if os.getuid() == 0:
-        asked = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
-        if all(re.fullmatch("[1-9][0-9]{0,8}", one) for one in asked):
-            return int(asked[0]), int(asked[1])
+        ids = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
+        if all(re.fullmatch("[1-9][0-9]{0,8}", id_text) for id_text in ids):
+            return int(ids[0]), int(ids[1])
         return _OTHER_THAN_ROOT, _OTHER_THAN_ROOT
     return os.getuid(), os.getgid()
 
@@ -153,8 +153,8 @@ def hand_over(path: Path, uid: int, gid: int) -> None:
     if sys.platform == "win32" or os.getuid() != 0:
         return
     with atomic_files.mapped_os_errors(path):
-        for one in [path, *path.rglob("*")]:
-            os.chown(one, uid, gid, follow_symlinks=False)
+        for item in [path, *path.rglob("*")]:
+            os.chown(item, uid, gid, follow_symlinks=False)
 
 
 def ensure_shared(path: Path, uid: int, gid: int) -> bool:
@@ -175,8 +175,8 @@ def _digests(folder: Path) -> dict[str, str]:
     return atomic_files.read_json(path, _Record).digests if path.is_file() else {}
 
 
-def _forget_wheels(folder: Path, kept: str) -> None:
+def _forget_wheels(folder: Path, current: str) -> None:
     """Removes wheels of other versions of flatout, which pip might pick."""
     for path in (folder / "own").glob("flatout-*.whl"):
-        if f"own/{path.name}" != kept:
+        if f"own/{path.name}" != current:
             path.unlink(missing_ok=True)

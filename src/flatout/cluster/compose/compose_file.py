@@ -137,7 +137,9 @@ def compose_text(layout: ClusterLayout) -> str:
     # Some engines may not raise this limit, and it is only needed with a GPU.
     limits = "    stack: 67108864\n" + ("    memlock: -1\n" if layout.gpus else "")
     token = _TOKEN if engine == "ray" else ""
-    shared = "".join(f"    - ${{{name}}}:{place}\n" for name, place in SHARED_FOLDERS.items())
+    shared = "".join(
+        f"    - ${{{name}}}:{mount_point}\n" for name, mount_point in SHARED_FOLDERS.items()
+    )
     text = _HEAD.format(engine=engine, limits=limits, shared=shared, token=token)
     text += "\n".join(services) + "\n" + _TAIL
     return text.replace("{head}", head)
@@ -239,8 +241,8 @@ def _service(
 
 
 def _role(name: str, layout: ClusterLayout) -> str:
-    told, command = _ROLES[name]
-    text = f"  # {told}: docker compose run --rm {name} {command}\n"
+    description, command = _ROLES[name]
+    text = f"  # {description}: docker compose run --rm {name} {command}\n"
     text += f"  {name}:\n    <<: *node\n    profiles: [{name}]\n    command: {command}\n"
     # It may share the first GPU with a worker: they are not ranks of one training.
     gpu = layout.gpus[0] if layout.gpus else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.cluster.compose.node_report import NodeQuestion
+from flatout.cluster.compose.node_report import NodeQuery
 from flatout.cluster.model.cluster import NodeReport
 from flatout.errors import RunFailed, UsageError
 from flatout.system import clock, command
@@ -61,16 +61,16 @@ def find_compose(system: System) -> Compose:
         raise UsageError(
             "docker-not-answering",
             "Docker does not answer.",
-            because=engine.reason or _said(engine),
+            because=engine.reason or _error_text(engine),
             fix="start it (Docker Desktop, or sudo systemctl start docker); flatout doctor shows "
             "why it does not start",
         )
     for words in (("docker", "compose"), ("docker-compose",)):
-        told = system.run([*words, "version", "--short"], ASK_LIMIT_S)
-        found = re.search(r"\d+\.\d+\.\d+\S*", told.stdout) if told.exit_code == 0 else None
-        if found:
-            _refuse_old(found[0])
-            return Compose(words=words, version=found[0], docker=engine.stdout.strip())
+        done = system.run([*words, "version", "--short"], ASK_LIMIT_S)
+        match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout) if done.exit_code == 0 else None
+        if match:
+            _refuse_old(match[0])
+            return Compose(words=words, version=match[0], docker=engine.stdout.strip())
     raise UsageError(
         "compose-missing",
         "Docker answers, but Docker Compose is not installed.",
@@ -89,17 +89,17 @@ def config(compose: Compose, folder: Path, system: System) -> Any:
     words = ["--profile", "ingestion", "--profile", "training", "--profile", "inference", "config"]
     if not compose.is_v1:
         words += ["--format", "json"]
-    told = system.run(compose.argv(folder, *words), ASK_LIMIT_S)
-    if told.exit_code != 0:
+    done = system.run(compose.argv(folder, *words), ASK_LIMIT_S)
+    if done.exit_code != 0:
         raise UsageError(
             "compose-file-refused",
             f"Compose rejects {folder / 'compose.yaml'}.",
-            because=told.reason or _said(told),
+            because=done.reason or _error_text(done),
             fix="fix what it names; to compare, flatout cluster init writes new files to another "
             "folder",
         )
     if not compose.is_v1:
-        return msgspec.json.decode(told.stdout)
+        return msgspec.json.decode(done.stdout)
     try:
         import yaml
     except ImportError as error:
@@ -109,7 +109,7 @@ def config(compose: Compose, folder: Path, system: System) -> Any:
             because="it is YAML, and PyYAML is not installed",
             fix="pip install 'flatout[cluster]', or install Compose v2",
         ) from error
-    return yaml.safe_load(told.stdout)
+    return yaml.safe_load(done.stdout)
 
 
 def inspect(project: str, system: System) -> str:
@@ -123,9 +123,9 @@ def inspect(project: str, system: System) -> str:
     ids = listed.stdout.split()
     if not ids:
         return "[]"
-    told = system.run(["docker", "inspect", *ids], ASK_LIMIT_S)
+    done = system.run(["docker", "inspect", *ids], ASK_LIMIT_S)
     # A container removed in the meantime makes it fail, but it still prints the others.
-    return told.stdout if told.stdout.strip() else "[]"
+    return done.stdout if done.stdout.strip() else "[]"
 
 
 def restart(container: str, system: System) -> None:
@@ -144,8 +144,8 @@ def volumes(project: str, system: System) -> tuple[str, ...]:
         RunFailed: docker-failed.
     """
     label = f"label=com.docker.compose.project={project}"
-    told = _must(["docker", "volume", "ls", "--quiet", "--filter", label], system)
-    return tuple(sorted(told.stdout.split()))
+    done = _must(["docker", "volume", "ls", "--quiet", "--filter", label], system)
+    return tuple(sorted(done.stdout.split()))
 
 
 def exec_words(
@@ -168,17 +168,17 @@ def exec_words(
     return ("docker", "exec", *words, *given, container, *program)
 
 
-def ask_node(container: str, question: NodeQuestion, system: System) -> NodeReport | str:
+def query_node(container: str, query: NodeQuery, system: System) -> NodeReport | str:
     """The report of a node, or why there is none."""
     asked_s = clock.now_s()
-    text = msgspec.json.encode(question).decode()
+    text = msgspec.json.encode(query).decode()
     program = ("python3", "-P", "-m", "flatout.cluster.compose.node_report", text)
-    told = system.run(exec_words(container, program), ASK_LIMIT_S)
+    done = system.run(exec_words(container, program), ASK_LIMIT_S)
     answered_s = clock.now_s()
-    if told.exit_code != 0:
-        return told.reason or _said(told)
+    if done.exit_code != 0:
+        return done.reason or _error_text(done)
     try:
-        report = msgspec.json.decode(told.stdout, type=NodeReport)
+        report = msgspec.json.decode(done.stdout, type=NodeReport)
     except msgspec.DecodeError as error:
         return f"its answer is from another version of flatout: {error}"
     return msgspec.structs.replace(report, asked_s=asked_s, answered_s=answered_s)
@@ -211,8 +211,8 @@ def put_program(container: str, path: Path) -> str:
 
 def last_lines(container: str, system: System) -> tuple[str, ...]:
     """The last lines that a container has printed."""
-    told = system.run(["docker", "logs", "--tail", str(_NUM_LAST), container], ASK_LIMIT_S)
-    lines = f"{told.stdout}\n{told.stderr}".splitlines()
+    done = system.run(["docker", "logs", "--tail", str(_NUM_LAST), container], ASK_LIMIT_S)
+    lines = f"{done.stdout}\n{done.stderr}".splitlines()
     return tuple(line.rstrip()[:200] for line in lines if line.strip())[-_NUM_LAST:]
 
 
@@ -232,10 +232,10 @@ def run_shown(argv: Sequence[str], *, is_output: bool = False) -> None:
 
 
 def _must(argv: Sequence[str], system: System) -> Completed:
-    told = system.run(argv, ASK_LIMIT_S)
-    if told.exit_code != 0:
-        raise _failed(argv, told.reason or _said(told))
-    return told
+    done = system.run(argv, ASK_LIMIT_S)
+    if done.exit_code != 0:
+        raise _failed(argv, done.reason or _error_text(done))
+    return done
 
 
 def _failed(argv: Sequence[str], because: str) -> RunFailed:
@@ -252,14 +252,14 @@ def _failed(argv: Sequence[str], because: str) -> RunFailed:
     )
 
 
-def _said(done: Completed) -> str:
+def _error_text(done: Completed) -> str:
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-3:])[:400] or f"it ended with exit code {done.exit_code}"
 
 
 def _refuse_old(version: str) -> None:
-    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if found[0] == 1 and found < _FIRST_V1:
+    release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if release[0] == 1 and release < _FIRST_V1:
         raise UsageError(
             "compose-missing",
             f"Docker Compose {version} is too old.",

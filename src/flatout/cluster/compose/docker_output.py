@@ -26,8 +26,8 @@ def parse_containers(text: str) -> tuple[Container, ...]:
         inspected = msgspec.json.decode(text or "[]", type=list[_Inspected])
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
-    found = [one for told in inspected if (one := _container(told))]
-    return tuple(sorted(found, key=lambda one: (one.service, one.number)))
+    parsed = [container for entry in inspected if (container := _container(entry))]
+    return tuple(sorted(parsed, key=lambda container: (container.service, container.number)))
 
 
 class _Health(msgspec.Struct, rename="pascal"):
@@ -72,42 +72,42 @@ class _Inspected(msgspec.Struct, rename="pascal"):
     network_settings: _NetworkSettings = msgspec.field(default_factory=_NetworkSettings)
 
 
-def _container(told: _Inspected) -> Container | None:
-    labels = told.config.labels or {}
+def _container(entry: _Inspected) -> Container | None:
+    labels = entry.config.labels or {}
     if f"{_LABEL}service" not in labels or labels.get(f"{_LABEL}oneoff") == "True":
         return None
-    limits, network = told.host_config, told.network_settings
+    limits, network = entry.host_config, entry.network_settings
     quota = limits.cpu_quota / limits.cpu_period if limits.cpu_period else None
-    addresses = [one.ip for one in (network.networks or {}).values() if one.ip]
-    health = told.state.health.status if told.state.health else None
+    addresses = [endpoint.ip for endpoint in (network.networks or {}).values() if endpoint.ip]
+    health = entry.state.health.status if entry.state.health else None
     return Container(
-        id=told.id,
-        name=told.name.removeprefix("/"),
+        id=entry.id,
+        name=entry.name.removeprefix("/"),
         service=labels[f"{_LABEL}service"],
         number=int(labels.get(f"{_LABEL}container-number", "1")),
-        state=told.state.status,
+        state=entry.state.status,
         health=health if health not in ("", "none") else None,
-        exit_code=told.state.exit_code if told.state.status in ("exited", "dead") else None,
-        ended_at=told.state.finished_at or None,
-        is_out_of_memory=told.state.o_o_m_killed,
+        exit_code=entry.state.exit_code if entry.state.status in ("exited", "dead") else None,
+        ended_at=entry.state.finished_at or None,
+        is_out_of_memory=entry.state.o_o_m_killed,
         address=addresses[0] if addresses else None,
         ports=_published(network.ports or {}),
         cpus=limits.nano_cpus / 1e9 if limits.nano_cpus else quota,
         memory_bytes=limits.memory or None,
-        user=told.config.user or None,
+        user=entry.config.user or None,
     )
 
 
 def _published(ports: dict[str, list[dict[str, str]] | None]) -> tuple[Port, ...]:
     return tuple(
         Port(
-            address=one.get("HostIp") or "0.0.0.0",
-            published=int(one["HostPort"]),
+            address=binding.get("HostIp") or "0.0.0.0",
+            published=int(binding["HostPort"]),
             target=int(inside.partition("/")[0]),
         )
-        for inside, places in ports.items()
-        for one in places or ()
-        if one.get("HostPort", "").isdigit()
+        for inside, bindings in ports.items()
+        for binding in bindings or ()
+        if binding.get("HostPort", "").isdigit()
     )
 
 
@@ -120,55 +120,55 @@ def parse_services(document: Any) -> tuple[Service, ...]:
     services = document.get("services") if isinstance(document, dict) else None
     if not isinstance(services, dict):
         raise ValueError("it has no services")
-    return tuple(_service(str(name), _object(told)) for name, told in services.items())
+    return tuple(_service(str(name), _object(spec)) for name, spec in services.items())
 
 
-def _service(name: str, told: dict[str, Any]) -> Service:
-    deploy = _object(told.get("deploy"))
+def _service(name: str, spec: dict[str, Any]) -> Service:
+    deploy = _object(spec.get("deploy"))
     resources = _object(deploy.get("resources"))
     limits = _object(resources.get("limits"))
     devices = _object(resources.get("reservations")).get("devices")
-    user = told.get("user")
-    count = told.get("scale", deploy.get("replicas", 1))
+    user = spec.get("user")
+    count = spec.get("scale", deploy.get("replicas", 1))
     return Service(
         name=name,
         user=None if user is None else str(user),
-        is_privileged=bool(told.get("privileged")),
-        is_on_host_network=told.get("network_mode") == "host",
-        ports=tuple(_ports(_list(told.get("ports")))),
-        cpus=_number(told.get("cpus", limits.get("cpus"))),
-        memory_bytes=parse_size(told.get("mem_limit", limits.get("memory"))),
-        shared_bytes=parse_size(told.get("shm_size")),
+        is_privileged=bool(spec.get("privileged")),
+        is_on_host_network=spec.get("network_mode") == "host",
+        ports=tuple(_ports(_list(spec.get("ports")))),
+        cpus=_number(spec.get("cpus", limits.get("cpus"))),
+        memory_bytes=parse_size(spec.get("mem_limit", limits.get("memory"))),
+        shared_bytes=parse_size(spec.get("shm_size")),
         num_containers=int(str(count)) if _is_number(count) else 1,
-        profiles=tuple(str(one) for one in _list(told.get("profiles"))),
-        is_with_gpu=bool(devices) or bool(told.get("gpus")) or told.get("runtime") == "nvidia",
-        variables=_variables(told.get("environment")),
+        profiles=tuple(str(profile) for profile in _list(spec.get("profiles"))),
+        is_with_gpu=bool(devices) or bool(spec.get("gpus")) or spec.get("runtime") == "nvidia",
+        variables=_variables(spec.get("environment")),
     )
 
 
-def _object(told: Any) -> dict[str, Any]:
-    return told if isinstance(told, dict) else {}
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _list(told: Any) -> list[Any]:
-    return told if isinstance(told, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _variables(told: Any) -> dict[str, str]:
-    if isinstance(told, list):
-        told = dict(str(one).partition("=")[::2] for one in told)
-    items = _object(told).items()
+def _variables(variables: Any) -> dict[str, str]:
+    if isinstance(variables, list):
+        variables = dict(str(pair).partition("=")[::2] for pair in variables)
+    items = _object(variables).items()
     return {str(name): "" if value is None else str(value) for name, value in items}
 
 
-def _ports(told: Iterable[Any]) -> Iterable[Port]:
+def _ports(specs: Iterable[Any]) -> Iterable[Port]:
     """The ports in v2's objects, or in v1's texts like "127.0.0.1:8265:8265/tcp"."""
-    for one in told:
-        if isinstance(one, dict):
-            address, published = one.get("host_ip"), one.get("published")
-            target = one.get("target")
+    for spec in specs:
+        if isinstance(spec, dict):
+            address, published = spec.get("host_ip"), spec.get("published")
+            target = spec.get("target")
         else:
-            *rest, target = str(one).partition("/")[0].rsplit(":", 2)
+            *rest, target = str(spec).partition("/")[0].rsplit(":", 2)
             published = rest[-1] if rest else None
             address = rest[0].strip("[]") if len(rest) == 2 else None
         # A range, or one that Docker chooses, is on no port that can be looked at before.
@@ -178,21 +178,21 @@ def _ports(told: Iterable[Any]) -> Iterable[Port]:
             )
 
 
-def parse_size(told: Any) -> int | None:
+def parse_size(size: Any) -> int | None:
     """A size as Compose has it: 2048m, "2147483648", 1.5g; None if it is not a size."""
-    if told is None:
+    if size is None:
         return None
-    match = re.fullmatch(r"([0-9.]+)\s*([bkmgt]?)(?:i?b)?", str(told).strip().lower())
+    match = re.fullmatch(r"([0-9.]+)\s*([bkmgt]?)(?:i?b)?", str(size).strip().lower())
     number = _number(match[1]) if match else None
     return int(number * _UNITS[match[2]]) if match and number is not None else None
 
 
-def _is_number(told: Any) -> bool:
-    return re.fullmatch("[0-9]{1,9}", str(told)) is not None
+def _is_number(value: Any) -> bool:
+    return re.fullmatch("[0-9]{1,9}", str(value)) is not None
 
 
-def _number(told: Any) -> float | None:
+def _number(value: Any) -> float | None:
     try:
-        return None if told is None else float(told)
+        return None if value is None else float(value)
     except (TypeError, ValueError):
         return None

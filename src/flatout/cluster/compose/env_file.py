@@ -29,7 +29,7 @@ def parse_settings(text: str, shell: Mapping[str, str] = _NO_SHELL) -> dict[str,
         text: of .env.
         shell: the environment of the Compose command, which takes precedence.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line.strip())
         if match is None:
@@ -38,13 +38,13 @@ def parse_settings(text: str, shell: Mapping[str, str] = _NO_SHELL) -> dict[str,
         quoted = re.match(r"""(['"])(.*?)\1""", value)
         value = quoted[2] if quoted else re.sub(r"\s+#.*", "", value).strip()
         is_literal = quoted is not None and quoted[1] == "'"
-        found[match[1]] = value if is_literal else _filled(value, {**found, **shell})
-    found |= {name: shell[name] for name in shell if name in found or name.startswith(_OURS)}
+        settings[match[1]] = value if is_literal else _filled(value, {**settings, **shell})
+    settings |= {name: shell[name] for name in shell if name in settings or name.startswith(_OURS)}
     home = shell.get("HOME") or shell.get("USERPROFILE")
     for name in SHARED_FOLDERS:
-        if home and re.match(r"~(?=[/\\]|$)", found.get(name, "")):
-            found[name] = home + found[name][1:]
-    return found
+        if home and re.match(r"~(?=[/\\]|$)", settings.get(name, "")):
+            settings[name] = home + settings[name][1:]
+    return settings
 
 
 def _filled(value: str, known: Mapping[str, str]) -> str:

@@ -106,5 +106,5 @@ def requirements_text(layout: ClusterLayout) -> str:
     lines = [f"# {_WRITTEN}: {layout.engine}"]
     if layout.index:
         lines.append(f"--extra-index-url {layout.index}")
-    wanted = (*layout.requirements, *ENGINE_REQUIREMENTS[layout.engine], *_DATA_REQUIREMENTS)
-    return "\n".join([*lines, *dict.fromkeys(wanted)]) + "\n"
+    required = (*layout.requirements, *ENGINE_REQUIREMENTS[layout.engine], *_DATA_REQUIREMENTS)
+    return "\n".join([*lines, *dict.fromkeys(required)]) + "\n"

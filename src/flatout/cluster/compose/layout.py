@@ -30,7 +30,9 @@ _SHARED_SHARE = 0.3
 
 def engine_of(machine: Machine) -> ContainerEngine | None:
     """The probed Docker; None if there is none."""
-    return next((one for one in machine.engines or () if one.name.startswith("docker")), None)
+    return next(
+        (engine for engine in machine.engines or () if engine.name.startswith("docker")), None
+    )
 
 
 def gpu_form(machine: Machine) -> tuple[GpuForm, str]:
@@ -88,29 +90,29 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
             f"`--gpus {request.gpus}` is not `all`, `none` or a number.",
             fix="use one of these",
         )
-    wanted = int(request.gpus)
-    if wanted == 0:
+    num_gpus = int(request.gpus)
+    if num_gpus == 0:
         return (), "no GPU, as requested"
-    if wanted > request.workers or not here:
+    if num_gpus > request.workers or not here:
         raise UsageError(
             "no-gpu-in-containers",
-            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}."
+            f"{counted_text(num_gpus, 'GPU')} for {counted_text(request.workers, 'worker')}."
             if here
-            else f"{counted_text(wanted, 'worker')} cannot have a GPU: containers have no GPU "
+            else f"{counted_text(num_gpus, 'worker')} cannot have a GPU: containers have no GPU "
             "access here.",
             because="a worker trains on one GPU" if here else why,
-            fix=f"--workers {wanted}" if here else "flatout setup --docker; or --gpus none",
+            fix=f"--workers {num_gpus}" if here else "flatout setup --docker; or --gpus none",
         )
     if request.is_gpu_shared:
-        return _shared(here, wanted)
-    if wanted > len(here):
+        return _shared(here, num_gpus)
+    if num_gpus > len(here):
         raise UsageError(
             "gpu-would-be-shared",
-            f"{counted_text(wanted, 'worker')} would share {counted_text(len(here), 'GPU')}.",
+            f"{counted_text(num_gpus, 'worker')} would share {counted_text(len(here), 'GPU')}.",
             because="NCCL cannot train over workers that share a GPU; other work can share one",
             fix=f"--gpus {len(here)} for training; --share-gpu for other work",
         )
-    return here[:wanted], f"a GPU for {counted_text(wanted, 'worker')}, as requested"
+    return here[:num_gpus], f"a GPU for {counted_text(num_gpus, 'worker')}, as requested"
 
 
 def _shared(here: tuple[int, ...], num_workers: int) -> tuple[tuple[int, ...], str]:
@@ -129,26 +131,29 @@ def share_of(machine: Machine, num_workers: int) -> ContainerLimits:
         UsageError: cluster-does-not-fit.
     """
     memory = machine.memory
-    total = min(one for one in (memory.limit_bytes, memory.total_bytes, 2**60) if one)
+    total = min(
+        num_bytes for num_bytes in (memory.limit_bytes, memory.total_bytes, 2**60) if num_bytes
+    )
     if total == 2**60:
         # Unknown; assume a small machine.
         total = 8 * _GIB
     head = min(_HEAD_BYTES, total // 5)
-    each = int(total * (1 - _FREE_SHARE) - head) // num_workers
-    if each < _LEAST_WORKER_BYTES:
+    each_bytes = int(total * (1 - _FREE_SHARE) - head) // num_workers
+    if each_bytes < _LEAST_WORKER_BYTES:
         fitting = int(total * (1 - _FREE_SHARE) - head) // _LEAST_WORKER_BYTES
         raise UsageError(
             "cluster-does-not-fit",
-            f"{counted_text(num_workers, 'worker')} would have {bytes_text(each)} of memory each.",
+            f"{counted_text(num_workers, 'worker')} would have {bytes_text(each_bytes)} of memory "
+            "each.",
             because=f"this machine has {bytes_text(total)}, and a worker needs 1 GiB for itself",
             fix=f"--workers {fitting}" if fitting > 0 else "use a machine with more memory",
         )
     cpus = machine.cpu.num_threads or 1
-    each -= each % (256 * _MIB)
-    shared = int(each * _SHARED_SHARE)
+    each_bytes -= each_bytes % (256 * _MIB)
+    shared = int(each_bytes * _SHARED_SHARE)
     return ContainerLimits(
         cpus=max(1, cpus // num_workers),
-        memory_bytes=each,
+        memory_bytes=each_bytes,
         shared_bytes=shared - shared % (64 * _MIB),
         head_bytes=head - head % (64 * _MIB),
     )

@@ -45,7 +45,7 @@ def judge_nodes(nodes: Sequence[NodeReport], engine: Engine) -> tuple[Finding, .
 
 def judge_lost(containers: Sequence[Container]) -> tuple[Finding, ...]:
     """Nodes that their engine has dropped, although their containers run."""
-    lost = [one.name for one in containers if one.health == LOST]
+    lost = [container.name for container in containers if container.health == LOST]
     if not lost:
         return ()
     return (
@@ -63,28 +63,28 @@ def judge_lost(containers: Sequence[Container]) -> tuple[Finding, ...]:
 
 def _versions(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
     for package in PACKAGES[engine]:
-        found = {node.node: node.versions.get(package) for node in nodes}
-        if len(set(found.values())) > 1:
+        version_of = {node.node: node.versions.get(package) for node in nodes}
+        if len(set(version_of.values())) > 1:
             yield Finding(
                 rule=_VERSIONS.get(package, "cluster-versions-differ"),
                 severity="error",
                 problem=f"The nodes have different versions of {package}.",
                 because="they can only communicate with the same version",
-                evidence=_by_value(found),
+                evidence=_by_value(version_of),
                 fixes=(Fix(text=_REBUILD),),
             )
 
 
 def _pythons(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
-    found: dict[str, str | None] = {node.node: node.python for node in nodes}
-    if len(set(found.values())) > 1:
+    python_of: dict[str, str | None] = {node.node: node.python for node in nodes}
+    if len(set(python_of.values())) > 1:
         is_ray = engine == "ray"
         yield Finding(
             rule=_RAY_PYTHONS if is_ray else "cluster-versions-differ",
             severity="error",
             problem="The nodes run different versions of Python.",
             because="functions are sent as bytecode, which differs between Python versions",
-            evidence=_by_value(found),
+            evidence=_by_value(python_of),
             fixes=(Fix(text=_REBUILD),),
         )
 
@@ -130,11 +130,11 @@ def _names(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
 
 def _heads(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
     away = [
-        f"{node.node}: {place} does not answer"
+        f"{node.node}: {address} does not answer"
         for node in nodes
-        for place, is_reached in node.reached.items()
+        for address, is_reached in node.reached.items()
         # A name without an address was already reported.
-        if not is_reached and node.addresses.get(place.partition(":")[0], "")
+        if not is_reached and node.addresses.get(address.partition(":")[0], "")
     ]
     if away:
         yield Finding(
@@ -194,7 +194,7 @@ def _leads_out(text: str, interfaces: Sequence[str]) -> bool:
     def is_named(interface: str) -> bool:
         return any(interface == name if is_whole else interface.startswith(name) for name in names)
 
-    return any(is_named(one) != is_without for one in outer)
+    return any(is_named(exception) != is_without for exception in outer)
 
 
 def _rights(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
@@ -221,9 +221,9 @@ def _rights(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _by_value(found: dict[str, str | None]) -> tuple[str, ...]:
+def _by_value(value_of: dict[str, str | None]) -> tuple[str, ...]:
     """ "2.60.0: head, worker-1", the fewest last."""
-    values = dict.fromkeys(found.values())
-    nodes = {value: [node for node, one in found.items() if one == value] for value in values}
+    values = dict.fromkeys(value_of.values())
+    nodes = {value: [node for node, own in value_of.items() if own == value] for value in values}
     ordered = sorted(nodes.items(), key=lambda item: -len(item[1]))
     return tuple(f"{value or 'none'}: {', '.join(names)}" for value, names in ordered)

@@ -24,7 +24,7 @@ _VARIABLES = (
 _CONNECT_LIMIT_S = 2.0
 
 
-class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
+class NodeQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The question to a node.
 
     packages: whose versions. names: to be resolved. places: "name:port" that should answer.
@@ -38,21 +38,21 @@ class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
 
 
-def answer(question: NodeQuestion) -> NodeReport:
+def report_on(query: NodeQuery) -> NodeReport:
     """The report of this node."""
     return NodeReport(
         # First and last: they enclose whatever takes long.
         began_s=time.time(),
-        node=question.node,
+        node=query.node,
         python=platform.python_version(),
-        versions={name: _version(name) for name in question.packages},
+        versions={name: _version(name) for name in query.packages},
         shared_bytes=_size("/dev/shm"),
-        addresses={name: _address(name) for name in question.names},
-        reached={place: _answers(place) for place in question.places},
+        addresses={name: _address(name) for name in query.names},
+        reached={address: _answers(address) for address in query.places},
         interfaces=_interfaces(),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         is_root=sys.platform != "win32" and os.getuid() == 0,
-        unwritable=tuple(path for path in question.folders if not os.access(path, os.W_OK)),
+        unwritable=tuple(path for path in query.folders if not os.access(path, os.W_OK)),
         num_cpus=_num_cpus(),
         num_gpus=_num_gpus(),
         free_ports=_free_ports(),
@@ -81,8 +81,8 @@ def _address(name: str) -> str | None:
         return None
 
 
-def _answers(place: str) -> bool:
-    host, _, port = place.rpartition(":")
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S):
             return True
@@ -91,10 +91,10 @@ def _answers(place: str) -> bool:
 
 
 def _free_ports() -> tuple[int, ...]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+    with socket.socket() as first, socket.socket() as second:
+        for listening in (first, second):
+            listening.bind(("", 0))
+        return first.getsockname()[1], second.getsockname()[1]
 
 
 def _interfaces() -> tuple[str, ...]:
@@ -128,5 +128,5 @@ def _num_gpus() -> int:
 
 
 if __name__ == "__main__":
-    told = answer(msgspec.json.decode(sys.argv[1], type=NodeQuestion))
-    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    report = report_on(msgspec.json.decode(sys.argv[1], type=NodeQuery))
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")

@@ -246,8 +246,8 @@ def parse_link(text: str, latency_us: float) -> Link:
     Raises:
         UsageError: bad-forecast.
     """
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([kMGT])bi?t?(?:ps|/s)", text.strip())
-    bits_per_s = float(found[1]) * 1000 ** (" kMGT".index(found[2])) if found else 0.0
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([kMGT])bi?t?(?:ps|/s)", text.strip())
+    bits_per_s = float(match[1]) * 1000 ** (" kMGT".index(match[2])) if match else 0.0
     if not bits_per_s:
         raise _bad(f"--link {text}", "give bits per second: --link 10Gbps, --link 400Gbps")
     if not (math.isfinite(latency_us) and latency_us >= 0):
@@ -291,10 +291,10 @@ def parse_energy_price(text: str | None) -> float | None:
 def _number(text: str | None, unit: str, option: str, fix: str) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)(?:\s*{unit})?", text.strip())
-    if found is None:
+    match = re.fullmatch(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)(?:\s*{unit})?", text.strip())
+    if match is None:
         raise _bad(f"{option} {text}", fix)
-    return float(found[1])
+    return float(match[1])
 
 
 def forecasts(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.data.plain_csv import NotATable
-from flatout.engine.data.values import Field, Kind, as_values, texts_of
+from flatout.engine.data.values import Field, ValueKind, as_values, texts_of
 from flatout.engine.runtime.user_code import kind_text
 from flatout.errors import UsageError, nearest
 from flatout.system.csv_quotes import StrayQuote
@@ -27,7 +27,7 @@ _MAX_ROWS_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TableOptions:
     """Options for reading a table; see `csv` for the meaning of each."""
 
     name: str
@@ -59,7 +59,7 @@ class Columns:
     target: str | None
     vocabularies: dict[str, tuple[str, ...]]
     fill: dict[str, Value]
-    kinds: dict[str, Kind]
+    kinds: dict[str, ValueKind]
     delimiter: str = ","
     is_new: bool = False
 
@@ -112,8 +112,8 @@ class Columns:
         parts = []
         if self.numbers:
             numbers = torch.empty(table.num_rows, len(self.numbers))
-            for place, name in enumerate(self.numbers):
-                numbers[:, place] = self._numbers(table, name)
+            for index, name in enumerate(self.numbers):
+                numbers[:, index] = self._numbers(table, name)
             parts.append(numbers)
         if self.categories:
             parts.append(torch.stack([self._codes(table, name) for name in self.categories], 1))
@@ -124,10 +124,10 @@ class Columns:
 
     def _numbers(self, table: Arrow, name: str) -> Tensor:
         fill = float(self.fill[name]) if name in self.fill else None
-        found = as_values(table[name]).numbers(fill)
+        values = as_values(table[name]).numbers(fill)
         # The classes of a target stay integers; everything else is a quantity.
-        is_class = found.dtype == torch.int64 and name == self.target
-        return found if is_class else found.float()
+        is_class = values.dtype == torch.int64 and name == self.target
+        return values if is_class else values.float()
 
     def _codes(self, table: Arrow, name: str) -> Tensor:
         fill = str(self.fill[name]) if name in self.fill else None
@@ -180,42 +180,42 @@ def _shortened(values: Sequence[str], most: int = 8) -> str:
 
 
 def columns_of(
-    wanted: Wanted, fields: Sequence[Field], read: Callable[[str], Iterable[Arrow]]
+    options: TableOptions, fields: Sequence[Field], read: Callable[[str], Iterable[Arrow]]
 ) -> Columns:
     """Determines the kind of each column; `read` gives all values of a column, piece by piece.
 
     Raises:
         UsageError: column-not-found, column-of-unknown-kind, bad-data-option.
     """
-    _check_by_column("fill", wanted.fill)
-    _check_by_column("vocabularies", wanted.vocabularies)
+    _check_by_column("fill", options.fill)
+    _check_by_column("vocabularies", options.vocabularies)
     by_name = {field.name: field for field in fields}
-    chosen = _chosen(wanted, [field.name for field in fields])
-    given = {name: tuple(values or ()) for name, values in (wanted.vocabularies or {}).items()}
-    fill = dict(wanted.fill or {})
-    targets = [] if wanted.target is None else [wanted.target]
+    chosen = _chosen(options, [field.name for field in fields])
+    given = {name: tuple(values or ()) for name, values in (options.vocabularies or {}).items()}
+    fill = dict(options.fill or {})
+    targets = [] if options.target is None else [options.target]
     kinds = {
-        name: "category" if name in given else _role(wanted.name, by_name[name])
+        name: "category" if name in given else _role(options.name, by_name[name])
         for name in [*chosen, *targets]
     }
     for name, value in fill.items():
         if name in kinds:
             _check_fill(name, value, is_number=kinds[name] == "number")
-    with readable(wanted.name):
+    with readable(options.name):
         vocabularies = {
-            name: given.get(name) or _values(name, wanted, read(name), is_asked_for=name in given)
+            name: given.get(name) or _values(name, options, read(name), is_requested=name in given)
             for name, kind in kinds.items()
             if kind == "category"
         }
     return Columns(
-        name=wanted.name,
+        name=options.name,
         numbers=tuple(name for name in chosen if kinds[name] == "number"),
         categories=tuple(name for name in chosen if kinds[name] == "category"),
-        target=wanted.target,
+        target=options.target,
         vocabularies=vocabularies,
         fill=fill,
         kinds={name: by_name[name].kind for name in kinds},
-        delimiter=wanted.delimiter,
+        delimiter=options.delimiter,
     )
 
 
@@ -248,24 +248,24 @@ def _is_real(value: Any) -> bool:
     return True
 
 
-def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
+def _chosen(options: TableOptions, names: list[str]) -> list[str]:
     """The input columns, after checking that all named columns exist."""
-    asked = [*(wanted.columns or ()), *(wanted.vocabularies or ()), *(wanted.fill or ())]
-    for name in [*asked, *([] if wanted.target is None else [wanted.target])]:
+    named = [*(options.columns or ()), *(options.vocabularies or ()), *(options.fill or ())]
+    for name in [*named, *([] if options.target is None else [options.target])]:
         if name not in names:
             raise UsageError(
                 "column-not-found",
-                f"{wanted.name} has no column `{name}`.",
+                f"{options.name} has no column `{name}`.",
                 fix=nearest(name, names),
             )
-    inputs = names if wanted.columns is None else list(wanted.columns)
-    chosen = [name for name in inputs if name != wanted.target]
-    twice = [name for name in [*chosen, wanted.target] if names.count(str(name)) > 1]
+    inputs = names if options.columns is None else list(options.columns)
+    chosen = [name for name in inputs if name != options.target]
+    twice = [name for name in [*chosen, options.target] if names.count(str(name)) > 1]
     twice += [name for name in chosen if chosen.count(name) > 1]
     if twice:
         raise UsageError(
             "column-of-unknown-kind",
-            f"there are two columns `{twice[0]}` in {wanted.name}.",
+            f"there are two columns `{twice[0]}` in {options.name}.",
             fix="give each column its own name, and name each once",
         )
     return chosen
@@ -283,20 +283,20 @@ def _role(table: str, field: Field) -> str:
 
 
 def _values(
-    name: str, wanted: Wanted, pieces: Iterable[Arrow], *, is_asked_for: bool
+    name: str, options: TableOptions, pieces: Iterable[Arrow], *, is_requested: bool
 ) -> tuple[str, ...]:
-    found = texts_of(pieces)
-    others = sorted(value for value in found if not _is_number(value))
-    if not is_asked_for and others and len(others) < len(found) / 2:
+    texts = texts_of(pieces)
+    others = sorted(value for value in texts if not _is_number(value))
+    if not is_requested and others and len(others) < len(texts) / 2:
         raise UsageError(
             "column-of-unknown-kind",
-            f"column `{name}` of {wanted.name} mixes numbers and text.",
+            f"column `{name}` of {options.name} mixes numbers and text.",
             because=f"among its values: {', '.join(map(repr, others[:3]))}",
             fix="leave missing numbers empty; or, if its values are categories, say "
             f"so: vocabularies={{{name!r}: None}}",
         )
-    filled = wanted.fill and wanted.fill.get(name)
-    return tuple(sorted(found if filled is None else found | {str(filled)}))
+    filled = options.fill and options.fill.get(name)
+    return tuple(sorted(texts if filled is None else texts | {str(filled)}))
 
 
 def _is_number(value: str) -> bool:

@@ -110,7 +110,7 @@ def fitted(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
     elsewhere: dict[str, Any] = {}
 
     @functools.wraps(function)
-    def kept(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+    def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         name = _name(function, args, kwargs)
         with _lock:
             if _here is not None:
@@ -119,17 +119,17 @@ def fitted(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
             if name not in elsewhere:
                 plain = _plain(name, function(*args, **kwargs))
                 elsewhere[name] = _used(name, plain, _kind(function))
-            found: Value = elsewhere[name]
-            return found
+            fitted: Value = elsewhere[name]
+            return fitted
 
-    return kept
+    return cached
 
 
 def _name(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
     if not args and not kwargs:
         return function.__name__
-    given = [json.dumps(_plain(function.__name__, one)) for one in args]
-    given += [f"{key}={json.dumps(_plain(key, one))}" for key, one in sorted(kwargs.items())]
+    given = [json.dumps(_plain(function.__name__, value)) for value in args]
+    given += [f"{key}={json.dumps(_plain(key, value))}" for key, value in sorted(kwargs.items())]
     return f"{function.__name__}({', '.join(given)})"
 
 
@@ -198,11 +198,11 @@ def _used(name: str, plain: Any, kind: Any) -> Any:
 
 def _with_tensors(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_with_tensors(one) for one in plain]
+        return [_with_tensors(value) for value in plain]
     if not isinstance(plain, dict):
         return plain
     if _TENSOR not in plain:
-        return {key: _with_tensors(one) for key, one in plain.items()}
+        return {key: _with_tensors(value) for key, value in plain.items()}
     content = bytearray(base64.b64decode(plain["data"]))
     kind = getattr(torch, plain[_TENSOR])
     if not content:

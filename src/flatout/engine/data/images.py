@@ -60,7 +60,7 @@ def image_folder(
 def _check_classes(classes: Any) -> None:
     # A string is a sequence of strings too.
     is_sequence = isinstance(classes, Sequence) and not isinstance(classes, str)
-    if classes is not None and not (is_sequence and all(isinstance(one, str) for one in classes)):
+    if classes is not None and not (is_sequence and all(isinstance(name, str) for name in classes)):
         raise UsageError(
             "bad-data-option",
             f"`classes={classes!r}` is not a list of names.",
@@ -85,8 +85,8 @@ def normalized(
     scale, shift = (
         torch.tensor(values, device=images.device).view(-1, 1, 1)
         for values in (
-            [1 / (255 * one) for one in deviation],
-            [-middle / one for middle, one in zip(mean, deviation, strict=True)],
+            [1 / (255 * scale) for scale in deviation],
+            [-middle / scale for middle, scale in zip(mean, deviation, strict=True)],
         )
     )
     return torch.addcmul(shift, images.float(), scale)
@@ -105,16 +105,16 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         names: list[bytes] = []
         numbers = []
         for number, name in enumerate(self.classes):
-            found = _images_below(folder, name)
-            if not found:
+            paths = _images_below(folder, name)
+            if not paths:
                 raise UsageError(
                     "empty-class",
                     f"the class `{name}` has no images: {folder / name}.",
                     because=f"image files end in {', '.join(ENDINGS)}",
                     fix="add images, or remove the folder",
                 )
-            names += found
-            numbers += [number] * len(found)
+            names += paths
+            numbers += [number] * len(paths)
         # One piece of memory that loader workers share: touching a list of strings would copy it.
         self._names = b"".join(names)
         self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
@@ -146,7 +146,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return os.path.join(self._folder, name)
 
 
-def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def _class_names(folder: Path, requested: Sequence[str] | None) -> tuple[str, ...]:
     if not folder.is_dir():
         raise UsageError(
             "no-images",
@@ -154,13 +154,13 @@ def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
             fix="give the folder that has a subfolder for each class",
         )
     with os.scandir(folder) as items:
-        found = sorted(item.name for item in items if item.is_dir() and not is_hidden(item.name))
-    if not found:
+        folders = sorted(item.name for item in items if item.is_dir() and not is_hidden(item.name))
+    if not folders:
         raise no_class_folders(folder)
-    if wanted is None:
-        return tuple(found)
-    others = [name for name in found if name not in wanted]
-    if others or len(set(wanted)) < len(wanted):
+    if requested is None:
+        return tuple(folders)
+    others = [name for name in folders if name not in requested]
+    if others or len(set(requested)) < len(requested):
         raise UsageError(
             "empty-class",
             f"{folder} has folders that are not among `classes`: {', '.join(others)}."
@@ -168,18 +168,18 @@ def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
             else "`classes` names a class twice.",
             fix="list all of its folders in `classes`",
         )
-    return tuple(wanted)
+    return tuple(requested)
 
 
 def _images_below(folder: Path, name: str) -> list[bytes]:
     """Paths of a class's images relative to the folder, always in the same order."""
-    found = []
-    for place, inner, files in os.walk(folder / name):
-        inner[:] = sorted(one for one in inner if not is_hidden(one))
-        seen = os.path.relpath(place, folder)
-        found += [
+    paths = []
+    for parent, inner, files in os.walk(folder / name):
+        inner[:] = sorted(directory for directory in inner if not is_hidden(directory))
+        seen = os.path.relpath(parent, folder)
+        paths += [
             os.fsencode(os.path.join(seen, file))
             for file in sorted(files)
             if file.lower().endswith(ENDINGS) and not is_hidden(file)
         ]
-    return found
+    return paths

@@ -70,9 +70,9 @@ class Cut:
             across, down = image.width / whole[0], image.height / whole[1]
             drawn = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             image = image.resize((size, size), Image.Resampling.BILINEAR, drawn, reducing_gap=2.0)
-            held = file.getexif().get(_ORIENTATION, 1) if "exif" in file.info else 1
-        if held in _UPRIGHT:
-            image = image.transpose(Image.Transpose[_UPRIGHT[held]])
+            orientation = file.getexif().get(_ORIENTATION, 1) if "exif" in file.info else 1
+        if orientation in _UPRIGHT:
+            image = image.transpose(Image.Transpose[_UPRIGHT[orientation]])
         if self.flip and torch.rand(()) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.data.values import EMPTY_COLUMN, Field, Kind, PlainValues
+from flatout.engine.data.values import EMPTY_COLUMN, Field, PlainValues, ValueKind
 from flatout.errors import UsageError
 from flatout.schema.units import counted_text
 from flatout.system.csv_quotes import StrayQuote, check_quotes
@@ -92,11 +92,11 @@ def read_plain(files: Sequence[Path], delimiter: str) -> PlainTable:
     for table, file in zip(tables, files, strict=True):
         check_names(table.names, tables[0].names, file)
     fields, columns = [], []
-    for place, name in enumerate(tables[0].names):
-        found = [_typed(table.columns[place]) for table in tables]
-        kind, because = _merged(name, [one[:2] for one in found])
+    for index, name in enumerate(tables[0].names):
+        typed = [_typed(table.columns[index]) for table in tables]
+        kind, because = _merged(name, [part[:2] for part in typed])
         fields.append(Field(name, kind, because))
-        cells = [cell for _, _, part in found for cell in part]
+        cells = [cell for _, _, part in typed for cell in part]
         columns.append(PlainValues(kind, cells))
     if len({field.name for field in fields}) < len(fields):
         raise NotATable("duplicate field: two columns have the same name")
@@ -142,7 +142,7 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
             column.append(cell)
     if any(_is_broken(name) for name in names):
         raise NotATable("its column names are not UTF-8")
-    return RawTable(names, tuple([_present(cell) for cell in one] for one in columns))
+    return RawTable(names, tuple([_present(cell) for cell in column] for column in columns))
 
 
 def check_names(names: Sequence[str], first: Sequence[str], file: Path) -> None:
@@ -184,24 +184,24 @@ def _quoted_rows(text: str, delimiter: str) -> Iterator[list[str]]:
     cell = re.compile(rf'"((?:[^"]|"")*)(?:"({plain})|\Z)|({plain})')
     end = re.compile(rf"{re.escape(delimiter)}|\r\n|\r|\n|\Z")
     row: list[str] = []
-    place = 0
-    while place < len(text) or row:
-        found = cell.match(text, place)
-        closed = end.match(text, found.end()) if found else None
-        if not found or not closed:
+    position = 0
+    while position < len(text) or row:
+        opened = cell.match(text, position)
+        closed = end.match(text, opened.end()) if opened else None
+        if not opened or not closed:
             raise NotATable("a quoted cell is not closed")
-        if found[3] is None:
-            row.append(_Quoted(found[1].replace('""', '"') + (found[2] or "")))
+        if opened[3] is None:
+            row.append(_Quoted(opened[1].replace('""', '"') + (opened[2] or "")))
         else:
-            row.append(found[3])
-        place = closed.end()
+            row.append(opened[3])
+        position = closed.end()
         if closed[0] != delimiter:
             if row != [""] or isinstance(row[0], _Quoted):
                 yield row
             row = []
 
 
-def _typed(cells: Sequence[str | None]) -> tuple[Kind, str | None, Sequence[Any]]:
+def _typed(cells: Sequence[str | None]) -> tuple[ValueKind, str | None, Sequence[Any]]:
     """A column's kind, why it cannot be used if so, and its values."""
     present = [cell for cell in cells if cell is not None]
     if not present:
@@ -227,22 +227,22 @@ def _typed(cells: Sequence[str | None]) -> tuple[Kind, str | None, Sequence[Any]
 class Numbers:
     """Cells as numbers."""
 
-    kind: Kind
+    kind: ValueKind
     cells: list[Any]
 
 
 def as_numbers(cells: Sequence[str | None]) -> Numbers | None:
     """64-bit integers; None if any cell is something else."""
-    found: list[int | None] = []
+    parsed: list[int | None] = []
     for cell in cells:
         if cell is None:
-            found.append(None)
+            parsed.append(None)
             continue
         number = _whole(cell)
         if number is None:
             return None
-        found.append(number)
-    return Numbers("whole", found)
+        parsed.append(number)
+    return Numbers("whole", parsed)
 
 
 def _whole(cell: str) -> int | None:
@@ -258,16 +258,16 @@ def _whole(cell: str) -> int | None:
 
 def as_fractions(cells: Sequence[str | None]) -> list[float | None] | None:
     """fp64 numbers; None if any cell is something else."""
-    found: list[float | None] = []
+    parsed: list[float | None] = []
     for cell in cells:
         if cell is None:
-            found.append(None)
+            parsed.append(None)
             continue
         bare = cell.strip(" \t")
         if not _FRACTION.fullmatch(bare):
             return None
-        found.append(float(bare))
-    return found
+        parsed.append(float(bare))
+    return parsed
 
 
 def _is_broken(cell: str) -> bool:
@@ -290,12 +290,12 @@ def _moment_kind(cells: Sequence[str]) -> str | None:
 def _moment_kinds(cell: str) -> set[str]:
     if _CLOCK.fullmatch(cell):
         return {"time32[s]"}
-    found = _MOMENT.fullmatch(cell)
-    if not found or not _is_date(found[1]):
+    match = _MOMENT.fullmatch(cell)
+    if not match or not _is_date(match[1]):
         return set()
-    zone = ", tz=UTC" if found[4] else ""
-    kinds = {f"timestamp[ns{zone}]"} if int(found[1][:4]) in _NANOSECOND_YEARS else set()
-    if not found[3]:
+    zone = ", tz=UTC" if match[4] else ""
+    kinds = {f"timestamp[ns{zone}]"} if int(match[1][:4]) in _NANOSECOND_YEARS else set()
+    if not match[3]:
         kinds.add(f"timestamp[s{zone}]")
     if _DAY.fullmatch(cell):
         kinds.add("date32[day]")
@@ -310,18 +310,22 @@ def _is_date(text: str) -> bool:
     return True
 
 
-def _merged(name: str, found: Sequence[tuple[Kind, str | None]]) -> tuple[Kind, str | None]:
+def _merged(
+    name: str, kinds_of_files: Sequence[tuple[ValueKind, str | None]]
+) -> tuple[ValueKind, str | None]:
     """The kind of a column across several files, where some files may have no values in it."""
-    kinds = dict.fromkeys(one for one in found if one[1] != EMPTY_COLUMN)
+    kinds = dict.fromkeys(kind for kind in kinds_of_files if kind[1] != EMPTY_COLUMN)
     if len(kinds) <= 1:
-        return next(iter(kinds), found[0])
+        return next(iter(kinds), kinds_of_files[0])
     if {kind for kind, _ in kinds} == {"whole", "fraction"}:
         return "fraction", None
-    told = " and ".join(because or kind for kind, because in kinds)
-    raise NotATable(f"Unable to merge: column `{name}` holds {told} in different files")
+    listed = " and ".join(because or kind for kind, because in kinds)
+    raise NotATable(f"Unable to merge: column `{name}` holds {listed} in different files")
 
 
-def convert(name: str, cells: Sequence[str | None], kind: Kind, *, is_number: bool) -> PlainValues:
+def convert(
+    name: str, cells: Sequence[str | None], kind: ValueKind, *, is_number: bool
+) -> PlainValues:
     """Converts cells to the kind that the column had in the training data.
 
     Raises:

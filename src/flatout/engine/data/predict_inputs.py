@@ -100,10 +100,12 @@ def rows(path: str | Path, *, like: Columns | Table | ParquetRows) -> tuple[Tens
     file = _existing(path)
     trained = like if isinstance(like, Columns) else like.columns
     columns = replace(trained, name=str(path), target=None, is_new=True)
-    found = _parquet_rows(file, columns) if file.suffix == _PARQUET else _csv_rows(file, columns)
-    if not len(found[0]):
+    columns_read = (
+        _parquet_rows(file, columns) if file.suffix == _PARQUET else _csv_rows(file, columns)
+    )
+    if not len(columns_read[0]):
         raise UsageError("no-data", f"{path} has no rows.", fix="give a file that has rows")
-    return found
+    return columns_read
 
 
 def _csv_rows(file: Path, columns: Columns) -> tuple[Tensor, ...]:
@@ -131,17 +133,17 @@ def _parquet_rows(file: Path, columns: Columns) -> tuple[Tensor, ...]:
                 because="it held numbers in the training data",
                 fix="write numbers into it",
             )
-    parts = [columns.tensors(groups.read(one, columns.names)) for one in range(len(groups))]
+    parts = [columns.tensors(groups.read(group, columns.names)) for group in range(len(groups))]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True)) or (torch.empty(0),)
 
 
 def _check_columns(columns: Columns, names: Sequence[str]) -> None:
     missing = [name for name in columns.names if name not in names]
     if missing:
-        told = ", ".join(f"`{name}`" for name in missing)
+        listed = ", ".join(f"`{name}`" for name in missing)
         raise UsageError(
             "column-not-found",
-            f"{columns.name} has no {noun_text(len(missing), 'column')} {told}.",
+            f"{columns.name} has no {noun_text(len(missing), 'column')} {listed}.",
             because=f"`predict_data` needs the columns that the model was trained on; the file has "
             f"{', '.join(f'`{name}`' for name in names)}",
             fix="use the column names of the training data in the first line, in any order",
@@ -168,26 +170,26 @@ def tensors(path: str | Path, *, like: Tensor, name: str = "inputs") -> Tensor:
     file = _existing(path)
     shape = like.shape[1:]
     is_table = len(shape) == 1 and file.suffix in (".csv", _PARQUET)
-    found = _numbers(file) if is_table else read_tensors(str(file))
-    if isinstance(found, dict):
-        if name not in found:
+    values = _numbers(file) if is_table else read_tensors(str(file))
+    if isinstance(values, dict):
+        if name not in values:
             raise UsageError(
                 "input-does-not-fit",
                 f"{path} has no tensor `{name}`.",
-                because=f"it has {', '.join(sorted(found))}",
+                because=f"it has {', '.join(sorted(values))}",
                 fix=f"save it with the samples as `{name}`",
             )
-        found = found[name]
-    if found.shape == shape:
-        found = found.unsqueeze(0)
-    if found.shape[1:] != shape:
+        values = values[name]
+    if values.shape == shape:
+        values = values.unsqueeze(0)
+    if values.shape[1:] != shape:
         raise UsageError(
             "input-does-not-fit",
-            f"{path} holds samples of shape {tuple(found.shape[1:])}.",
+            f"{path} holds samples of shape {tuple(values.shape[1:])}.",
             because=f"the model was trained on samples of shape {tuple(shape)}",
             fix="give samples of that shape, stacked along the first dimension",
         )
-    samples: Tensor = found.to(like.dtype)
+    samples: Tensor = values.to(like.dtype)
     return samples
 
 
@@ -197,7 +199,7 @@ def _numbers(file: Path) -> Tensor:
         table = library("pyarrow.parquet", package="pyarrow").read_table(file)
         raw = RawTable(
             tuple(table.column_names),
-            tuple([None if one is None else str(one) for one in column.to_pylist()]
+            tuple([None if cell is None else str(cell) for cell in column.to_pylist()]
                   for column in table.columns),
         )  # fmt: skip
     else:
@@ -206,18 +208,18 @@ def _numbers(file: Path) -> Tensor:
     columns = list(raw.columns)
     if as_fractions(raw.names) is not None:
         columns = [[name, *cells] for name, cells in zip(raw.names, columns, strict=True)]
-    found = [
+    parsed = [
         convert(name, cells, "fraction", is_number=True)
         for name, cells in zip(raw.names, columns, strict=True)
     ]
-    for name, values in zip(raw.names, found, strict=True):
+    for name, values in zip(raw.names, parsed, strict=True):
         if rows_missing := values.is_missing():
             raise UsageError(
                 "missing-values",
                 f"column `{name}` of {file} is empty in row {rows_missing[0] + 1:,}.",
                 fix="fill it in, or remove the row",
             )
-    return torch.stack([values.numbers(None) for values in found], 1)
+    return torch.stack([values.numbers(None) for values in parsed], 1)
 
 
 def text_bytes(text: str, *, longest: int | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from flatout.engine.data.columns import Arrow, Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.columns import Arrow, Columns, TableOptions, Value, columns_of, readable
 from flatout.engine.data.values import fields_of
 from flatout.errors import UsageError
 from flatout.system.source_path import columns_text, files_in, library
@@ -43,13 +43,13 @@ def parquet_rows(
             column-of-unknown-kind, data-package-not-installed; missing-values and
             unknown-category when the row group that has them is read.
     """
-    wanted = Wanted(
+    options = TableOptions(
         name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
     )
-    return rows_of(wanted, open_row_groups(wanted.name, files_in(path, ".parquet")), shuffle)
+    return rows_of(options, open_row_groups(options.name, files_in(path, ".parquet")), shuffle)
 
 
-def rows_of(wanted: Wanted, groups: RowGroups, shuffle: bool) -> ParquetRows:
+def rows_of(options: TableOptions, groups: RowGroups, shuffle: bool) -> ParquetRows:
     """The rows of these groups, read with these options.
 
     Raises:
@@ -59,7 +59,9 @@ def rows_of(wanted: Wanted, groups: RowGroups, shuffle: bool) -> ParquetRows:
         raise UsageError(
             "no-data", f"{groups.name} has no rows.", fix="check that it is the right file"
         )
-    return ParquetRows(groups, columns_of(wanted, fields_of(groups.schema), groups.column), shuffle)
+    return ParquetRows(
+        groups, columns_of(options, fields_of(groups.schema), groups.column), shuffle
+    )
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ class RowGroups:
 
     name: str
     schema: Arrow
-    places: tuple[tuple[str, int], ...]
+    locations: tuple[tuple[str, int], ...]
     sizes: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.locations)
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +87,7 @@ class RowGroups:
     def read(self, group: int, names: list[str]) -> Arrow:
         """Some columns of a group."""
         reader = library("pyarrow.parquet", package="pyarrow")
-        file, number = self.places[group]
+        file, number = self.locations[group]
         # Opened each time: an object sent to a loader worker must not hold an open file.
         with readable(file), reader.ParquetFile(file) as opened:
             return opened.read_row_group(number, columns=names)
@@ -103,22 +105,22 @@ def open_row_groups(name: str, files: Sequence[Path]) -> RowGroups:
         UsageError: table-not-readable, data-package-not-installed.
     """
     reader = library("pyarrow.parquet", package="pyarrow")
-    places, sizes, schema = [], [], None
+    locations, sizes, schema = [], [], None
     for file in files:
         with readable(str(file)), reader.ParquetFile(file) as opened:
-            found = opened.schema_arrow.remove_metadata()
+            columns = opened.schema_arrow.remove_metadata()
             for number in range(opened.num_row_groups):
-                places.append((str(file), number))
+                locations.append((str(file), number))
                 sizes.append(opened.metadata.row_group(number).num_rows)
-        if schema is not None and found != schema:
+        if schema is not None and columns != schema:
             raise UsageError(
                 "table-not-readable",
                 f"{file} has different columns from the files before it.",
-                because=f"{columns_text(found)}; before: {columns_text(schema)}",
+                because=f"{columns_text(columns)}; before: {columns_text(schema)}",
                 fix="give all files in the folder the same columns with the same types",
             )
-        schema = found
-    return RowGroups(name, schema, tuple(places), tuple(sizes))
+        schema = columns
+    return RowGroups(name, schema, tuple(locations), tuple(sizes))
 
 
 class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
@@ -174,7 +176,7 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
         if info is not None:
             own = own[info.id :: info.num_workers]
         if self._is_shuffled:
-            own = [own[place] for place in torch.randperm(len(own), generator=generator).tolist()]
+            own = [own[index] for index in torch.randperm(len(own), generator=generator).tolist()]
         return own
 
     def state_dict(self) -> dict[str, int]:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatout.engine.data.columns import Value, Wanted
+from flatout.engine.data.columns import TableOptions, Value
 from flatout.engine.data.pictures import Cut
 from flatout.engine.data.row_groups import ParquetRows, open_row_groups, rows_of
 from flatout.engine.data.tables import Table, table_of
 from flatout.engine.data.texts import Text
 from flatout.engine.feed.datasets import TensorData
 from flatout.errors import UsageError, nearest
-from flatout.schema.ingest_protocol import PARTS, Kind, Part, ShardManifest
+from flatout.schema.ingest_protocol import PARTS, Part, ShardManifest, SourceKind
 from flatout.schema.units import bytes_text, counted_text
 from flatout.system.source_path import existing, library
 from flatout.system.store.shards import MANIFEST, ShardFolder, verify
@@ -28,7 +28,7 @@ from flatout.system.store.shards import MANIFEST, ShardFolder, verify
 _MEMORY_SHARE = 0.5
 
 # The method that reads each kind of shards.
-_READERS: dict[Kind, str] = {
+_READERS: dict[SourceKind, str] = {
     "idx": "tensors", "images": "images", "csv": "table", "parquet": "table", "text": "text",
 }  # fmt: skip
 
@@ -143,10 +143,10 @@ class Shards:
         """
         files = self._files(part, "table")
         name = f"{self._folder}/{part}"
-        wanted = Wanted(
+        options = TableOptions(
             name=name, target=target, columns=columns, vocabularies=vocabularies, fill=fill
         )
-        return table_of(wanted, open_row_groups(name, files))
+        return table_of(options, open_row_groups(name, files))
 
     def rows(
         self,
@@ -165,10 +165,10 @@ class Shards:
         """
         files = self._files(part, "table")
         name = f"{self._folder}/{part}"
-        wanted = Wanted(
+        options = TableOptions(
             name=name, target=target, columns=columns, vocabularies=vocabularies, fill=fill
         )
-        return rows_of(wanted, open_row_groups(name, files), part == "train")
+        return rows_of(options, open_row_groups(name, files), part == "train")
 
     def text(self, part: Part, *, context: int, stride: int | None = None) -> Text:
         """Windows of bytes over the passages of a part, with an empty line after each.
@@ -210,8 +210,8 @@ class Shards:
             )
         if part not in PARTS:
             raise UsageError("no-data", f"there is no split `{part}`.", fix=nearest(part, PARTS))
-        found = [shard for shard in self.manifest.shards if shard.part == part]
-        if not found:
+        shards = [shard for shard in self.manifest.shards if shard.part == part]
+        if not shards:
             there = [name for name, number in self.manifest.counts.items() if number]
             raise UsageError(
                 "no-data",
@@ -219,8 +219,8 @@ class Shards:
                 because=f"it has records for {', '.join(there)}",
                 fix=f"ingest the source into another folder, with a fraction for {part}",
             )
-        verify(self._folder, found)
-        return [self._folder / shard.file for shard in found]
+        verify(self._folder, shards)
+        return [self._folder / shard.file for shard in shards]
 
     def _check_memory(self, part: Part, num_bytes: int) -> None:
         free = psutil.virtual_memory().available

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 from torch import Tensor
 
-from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.columns import Columns, TableOptions, Value, columns_of, readable
 from flatout.engine.data.plain_csv import check_names, read_plain
 from flatout.engine.data.row_groups import RowGroups, open_row_groups
 from flatout.engine.data.values import Field, fields_of
@@ -61,22 +61,22 @@ def csv(
             column-of-unknown-kind, unknown-category, table-too-large, data-package-not-installed.
     """
     files = files_in(path, ".csv")
-    wanted = Wanted(
+    options = TableOptions(
         name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill,
         delimiter=delimiter,
     )  # fmt: skip
     num_bytes = sum(file.stat().st_size for file in files)
     if is_installed("pyarrow"):
-        _check_memory(wanted.name, num_bytes)
-        whole, fields = _read_by_arrow(wanted, files)
+        _check_memory(options.name, num_bytes)
+        whole, fields = _read_by_arrow(options, files)
     else:
-        _check_memory(wanted.name, num_bytes * _PLAIN_SHARE)
-        with readable(wanted.name):
+        _check_memory(options.name, num_bytes * _PLAIN_SHARE)
+        with readable(options.name):
             whole = read_plain(files, delimiter)
         fields = whole.fields
-    _check_rows(wanted.name, whole.num_rows)
-    found = columns_of(wanted, fields, lambda name: [whole[name]])
-    return Table(found, found.tensors(whole))
+    _check_rows(options.name, whole.num_rows)
+    columns_read = columns_of(options, fields, lambda name: [whole[name]])
+    return Table(columns_read, columns_read.tensors(whole))
 
 
 def parquet(
@@ -92,34 +92,34 @@ def parquet(
     Raises:
         UsageError: as `csv`.
     """
-    wanted = Wanted(
+    options = TableOptions(
         name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
     )
-    return table_of(wanted, open_row_groups(wanted.name, files_in(path, ".parquet")))
+    return table_of(options, open_row_groups(options.name, files_in(path, ".parquet")))
 
 
-def table_of(wanted: Wanted, groups: RowGroups) -> Table:
+def table_of(options: TableOptions, groups: RowGroups) -> Table:
     """The rows of these groups in memory, read with these options.
 
     Raises:
         UsageError: as `csv`.
     """
-    _check_rows(wanted.name, groups.num_rows)
-    columns = wanted.columns
+    _check_rows(options.name, groups.num_rows)
+    columns = options.columns
     num_columns = len(columns) + 1 if columns is not None else len(groups.schema.names)
-    _check_memory(wanted.name, groups.num_rows * num_columns * _FP32_BYTES)
-    found = columns_of(wanted, fields_of(groups.schema), groups.column)
+    _check_memory(options.name, groups.num_rows * num_columns * _FP32_BYTES)
+    columns_read = columns_of(options, fields_of(groups.schema), groups.column)
     tensors: list[Tensor] = []
     row = 0
     # Group by group into tensors of the full size, so that the table is never in memory twice.
     for number in range(len(groups)):
-        parts = found.tensors(groups.read(number, found.names))
+        parts = columns_read.tensors(groups.read(number, columns_read.names))
         if not tensors:
             tensors = [part.new_empty(groups.num_rows, *part.shape[1:]) for part in parts]
         for whole, part in zip(tensors, parts, strict=True):
             whole[row : row + len(part)] = part
         row += len(parts[0])
-    return Table(found, tuple(tensors))
+    return Table(columns_read, tuple(tensors))
 
 
 class Table(TensorData):
@@ -153,10 +153,10 @@ class Table(TensorData):
         return Table(self.columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))
 
 
-def _read_by_arrow(wanted: Wanted, files: Sequence[Path]) -> tuple[Any, tuple[Field, ...]]:
+def _read_by_arrow(options: TableOptions, files: Sequence[Path]) -> tuple[Any, tuple[Field, ...]]:
     arrow = library("pyarrow", package="pyarrow")
-    with readable(wanted.name):
-        pieces = [_read_csv(file, wanted.delimiter) for file in files]
+    with readable(options.name):
+        pieces = [_read_csv(file, options.delimiter) for file in files]
         for piece, file in zip(pieces, files, strict=True):
             check_names(piece.schema.names, pieces[0].schema.names, file)
         whole = arrow.concat_tables(pieces, promote_options="permissive")

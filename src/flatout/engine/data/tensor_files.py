@@ -26,7 +26,9 @@ def read_tensors(text: str) -> Any:
     if path.suffix == ".safetensors":
         import safetensors.torch
 
-        tensors = {name: _as_fp32(one) for name, one in safetensors.torch.load_file(path).items()}
+        tensors = {
+            name: _as_fp32(tensor) for name, tensor in safetensors.torch.load_file(path).items()
+        }
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors
     raise UsageError(
         "input-not-readable",

@@ -90,10 +90,10 @@ class Text(TensorData):
 
     def cut(self, share: float) -> tuple[Text, Text]:
         """The text before and after a position, which is given as a share of its length."""
-        place = int(len(self.content) * share)
+        position = int(len(self.content) * share)
         before, after = (
             Text(part, *self._window, self.vocabulary)
-            for part in (self.content[:place], self.content[place:])
+            for part in (self.content[:position], self.content[position:])
         )
         return before, after
 

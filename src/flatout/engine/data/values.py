@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.system.source_path import library
 
 # What a column holds; `other` cannot be used for training.
-Kind = Literal["whole", "fraction", "truth", "text", "other"]
+ValueKind = Literal["whole", "fraction", "truth", "text", "other"]
 
 # Why a column without a value cannot be used.
 EMPTY_COLUMN = "it is empty"
@@ -28,14 +28,14 @@ class Field:
     """A column's name and kind. because: why its kind is `other`."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     because: str | None = None
 
 
 class Values(Protocol):
     """The values of one column."""
 
-    kind: Kind
+    kind: ValueKind
 
     def is_missing(self) -> list[int]:
         """The row numbers without a value, counted from 0; NaN counts as missing."""
@@ -67,7 +67,7 @@ class ArrowValues:
 
     def __init__(self, column: Any) -> None:
         self._column = column
-        self.kind: Kind = field_of("", column.type).kind
+        self.kind: ValueKind = field_of("", column.type).kind
 
     def is_missing(self) -> list[int]:
         """See Values."""
@@ -124,8 +124,8 @@ class ArrowValues:
 class PlainValues:
     """A column read by pure Python. cells: numbers, booleans or strings; None is missing."""
 
-    def __init__(self, kind: Kind, cells: Sequence[Any]) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: ValueKind, cells: Sequence[Any]) -> None:
+        self.kind: ValueKind = kind
         self._cells = cells
 
     def is_missing(self) -> list[int]:
@@ -153,10 +153,10 @@ class PlainValues:
 
     def codes(self, vocabulary: Sequence[str], fill: str | None) -> Tensor:
         """See Values."""
-        places: dict[str | None, int] = {value: place for place, value in enumerate(vocabulary)}
+        code_of: dict[str | None, int] = {value: code for code, value in enumerate(vocabulary)}
         if fill is not None:
-            places[None] = places.get(fill, -1)
-        return torch.tensor([places.get(value, -1) for value in self._texts()], dtype=torch.int64)
+            code_of[None] = code_of.get(fill, -1)
+        return torch.tensor([code_of.get(value, -1) for value in self._texts()], dtype=torch.int64)
 
     def text(self, row: int) -> str:
         """See Values."""
@@ -210,7 +210,7 @@ def field_of(name: str, kind: Any) -> Field:
 
 def fields_of(schema: Any) -> tuple[Field, ...]:
     """The columns of a pyarrow schema."""
-    return tuple(field_of(one.name, one.type) for one in schema)
+    return tuple(field_of(column.name, column.type) for column in schema)
 
 
 def as_values(column: Any) -> Values:
@@ -220,7 +220,7 @@ def as_values(column: Any) -> Values:
 
 def texts_of(pieces: Iterable[Any]) -> set[str]:
     """The distinct strings of a column that arrives piece by piece."""
-    found: set[str] = set()
+    distinct: set[str] = set()
     for piece in pieces:
-        found |= as_values(piece).texts()
-    return found
+        distinct |= as_values(piece).texts()
+    return distinct

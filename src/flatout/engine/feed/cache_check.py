@@ -123,16 +123,16 @@ def _looked_at(dataset: Any) -> tuple[list[Any], float]:
     """
     own = own_generators(dataset)
     begin_s = elapsed_s()
-    kept: dict[int, Any] = {}
+    samples: dict[int, Any] = {}
     for index in _looked_for(dataset):
-        kept[index] = copied(_read(dataset, index, 0, own))
-        if len(kept) >= _LEAST_SAMPLES and elapsed_s() - begin_s > _LOOKING_S / 2:
+        samples[index] = copied(_read(dataset, index, 0, own))
+        if len(samples) >= _LEAST_SAMPLES and elapsed_s() - begin_s > _LOOKING_S / 2:
             break
-    for index in reversed(kept):
+    for index in reversed(samples):
         # In a different order: a data set whose samples depend on a counter must be noticed too.
-        if not same_bits(kept[index], _read(dataset, index, 1, own)):
+        if not same_bits(samples[index], _read(dataset, index, 1, own)):
             raise _another(index)
-    return list(kept.values()), (elapsed_s() - begin_s) / (2 * len(kept))
+    return list(samples.values()), (elapsed_s() - begin_s) / (2 * len(samples))
 
 
 def _looked_for(dataset: Any) -> list[int]:
@@ -140,7 +140,9 @@ def _looked_for(dataset: Any) -> list[int]:
 
     Not equally spaced: a kind of sample that recurs regularly would be hit always or never.
     """
-    labels = next((one for name in _LABELS if (one := _labels_in(dataset, name))), [])
+    labels = next(
+        (labels_here for name in _LABELS if (labels_here := _labels_in(dataset, name))), []
+    )
     firsts = list({label: index for index, label in reversed(list(enumerate(labels)))}.values())
     order = rng.sample_order(len(dataset), 0, 0, is_shuffled=True)[:_MOST_SAMPLES].tolist()
     return list(dict.fromkeys([0, len(dataset) - 1, *firsts[:_MOST_SAMPLES], *order]))
@@ -150,7 +152,11 @@ def _labels_in(dataset: Any, name: str) -> list[Any]:
     labels: Any = getattr(dataset, name, None)
     labels = labels.tolist() if hasattr(labels, "tolist") else labels
     is_one_each = isinstance(labels, list | tuple) and len(labels) == len(dataset)
-    return list(labels) if is_one_each and all(isinstance(one, int | str) for one in labels) else []
+    return (
+        list(labels)
+        if is_one_each and all(isinstance(label, int | str) for label in labels)
+        else []
+    )
 
 
 def changed_since(
@@ -210,7 +216,7 @@ def own_generators(thing: Any) -> list[Any]:
 
 def states_of(generators: list[Any]) -> list[Any]:
     """States of generators, for comparison."""
-    return [_state_of(one) for one in generators]
+    return [_state_of(generator) for generator in generators]
 
 
 def _own_generators(thing: Any, depth: int, seen: set[int]) -> Iterator[Any]:
@@ -232,8 +238,8 @@ def _inside(thing: Any) -> Iterator[Any]:
         yield from thing.values() if isinstance(thing, dict) else thing
         return
     kind = vars(type(thing))
-    for one in (thing, kind.get("__call__"), kind.get("__getitem__")):
-        function = getattr(one, "__func__", one)
+    for candidate in (thing, kind.get("__call__"), kind.get("__getitem__")):
+        function = getattr(candidate, "__func__", candidate)
         if isinstance(function, FunctionType) and _is_searched(function):
             yield from _around(function)
     if isinstance(thing, MethodType):
@@ -330,25 +336,27 @@ def copied(sample: Any) -> Any:
         raise not_cacheable(f"a sample holds a {kind}, which cannot be copied: {error}") from error
 
 
-def same_bits(one: Any, other: Any) -> bool:
+def same_bits(first: Any, second: Any) -> bool:
     """Whether two samples are identical, bit for bit; NaN equals itself."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, Tensor) and one.layout == torch.strided and not one.is_quantized:
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return alike and torch.equal(_bytes_of(one), _bytes_of(other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same_bits(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same_bits, one, other))
+    if isinstance(first, Tensor) and first.layout == torch.strided and not first.is_quantized:
+        alike = first.dtype == second.dtype and first.shape == second.shape
+        return alike and torch.equal(_bytes_of(first), _bytes_of(second))
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(
+            same_bits(first[key], second[key]) for key in first
+        )
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same_bits, first, second))
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(one, numpy.ndarray) and not one.dtype.hasobject:
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return bool(alike and one.tobytes() == other.tobytes())
+    if numpy is not None and isinstance(first, numpy.ndarray) and not first.dtype.hasobject:
+        alike = first.dtype == second.dtype and first.shape == second.shape
+        return bool(alike and first.tobytes() == second.tobytes())
     try:
-        return one is other or pickle.dumps(one) == pickle.dumps(other)
+        return first is second or pickle.dumps(first) == pickle.dumps(second)
     except Exception as error:
-        kind = type(one).__name__
+        kind = type(first).__name__
         raise not_cacheable(f"a sample holds a {kind}, which cannot be compared") from error
 
 

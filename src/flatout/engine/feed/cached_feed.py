@@ -285,8 +285,10 @@ class _Rows:
     def has(self, index: int, sample: Any) -> bool:
         """See _Store."""
         rows = stacked([sample])
-        kept = with_tensors(self._nesting, (one[index : index + 1] for one in self._tensors))
-        return same_bits(list(tensors_in(rows)), list(tensors_in(kept)))
+        cached = with_tensors(
+            self._nesting, (tensor[index : index + 1] for tensor in self._tensors)
+        )
+        return same_bits(list(tensors_in(rows)), list(tensors_in(cached)))
 
     def _rows(self, tensor: Tensor, indices: Tensor) -> Tensor:
         if not self._is_pinned:

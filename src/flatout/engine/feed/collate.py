@@ -31,11 +31,11 @@ def samples_of(source: Any) -> Iterator[Any]:
     except TypeError as error:
         if raised_at(error) is not None or "non-iterator" not in str(error):
             raise
-        place = location_of(getattr(type(source), "__iter__", None))
+        location = location_of(getattr(type(source), "__iter__", None))
         raise UsageError(
             "data-of-unknown-kind",
             f"the data's `__iter__` does not return an iterator: {error}.",
-            because=place.with_code if place is not None else None,
+            because=location.with_code if location is not None else None,
             fix="`yield` each sample in it, or return iter(samples)",
         ) from error
 
@@ -69,7 +69,7 @@ def stacked(samples: list[Any]) -> Any:
     try:
         return default_collate(samples)
     except (TypeError, KeyError) as error:
-        found = _first_of(samples[0], object, "")
+        first = _first_of(samples[0], object, "")
         if any(sample is None for sample in samples):
             raise UsageError(
                 "samples-cannot-be-stacked",
@@ -77,10 +77,10 @@ def stacked(samples: list[Any]) -> Any:
                 because="`__getitem__` returned nothing",
                 fix="return the sample from `__getitem__`: is a `return` missing?",
             ) from error
-        if found is None:
+        if first is None:
             because = f"the samples differ in structure: {type(error).__name__}: {error}"
             raise _cannot_stack("", samples[0], because) from error
-        raise _cannot_stack(*found, because=None) from error
+        raise _cannot_stack(*first, because=None) from error
     except RuntimeError as error:
         # In a loader worker torch stacks in shared memory, and the message is different.
         if "equal size" not in str(error) and "resize storage" not in str(error):
@@ -92,9 +92,9 @@ def stacked(samples: list[Any]) -> Any:
 def _unequal(samples: list[Any]) -> str | None:
     """The shapes of two tensors that should be equal but differ."""
     for column in zip(*map(_tensors, samples), strict=False):
-        for one in column:
-            if one.shape != column[0].shape:
-                return f"{tuple(column[0].shape)} and {tuple(one.shape)}"
+        for tensor in column:
+            if tensor.shape != column[0].shape:
+                return f"{tuple(column[0].shape)} and {tuple(tensor.shape)}"
     return None
 
 
@@ -104,8 +104,8 @@ def _tensors(sample: Any) -> Iterator[Any]:
     if hasattr(sample, "shape"):
         yield sample
     elif isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
-        for one in sample:
-            yield from _tensors(one)
+        for item in sample:
+            yield from _tensors(item)
 
 
 def _first_of(sample: Any, kind: Any, path: str) -> tuple[str, Any] | None:
@@ -113,7 +113,7 @@ def _first_of(sample: Any, kind: Any, path: str) -> tuple[str, Any] | None:
     if isinstance(sample, Mapping):
         items = [(f"{path}[{key!r}]", item) for key, item in sample.items()]
     elif isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
-        items = [(f"{path}[{place}]", item) for place, item in enumerate(sample)]
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(sample)]
     else:
         is_number = isinstance(sample, int | float) or hasattr(sample, "__array_interface__")
         # Pillow images can become arrays, too, but must be refused.
@@ -121,7 +121,7 @@ def _first_of(sample: Any, kind: Any, path: str) -> tuple[str, Any] | None:
         if hasattr(sample, "new_tensor") or (is_number and not is_picture):
             return None
         return (path, sample) if isinstance(sample, kind) else None
-    return next((found for key, item in items if (found := _first_of(item, kind, key))), None)
+    return next((first for key, item in items if (first := _first_of(item, kind, key))), None)
 
 
 def _cannot_stack(path: str, item: Any, because: str | None) -> UsageError:

@@ -55,11 +55,11 @@ def _check_length(data: Any) -> None:
     except (TypeError, ValueError, OverflowError) as error:
         if raised_at(error) is not None:
             raise
-        place = location_of(getattr(type(data), "__len__", None))
+        location = location_of(getattr(type(data), "__len__", None))
         raise UsageError(
             "data-of-unknown-kind",
             f"the data's `__len__` fails: {one_line(error)}",
-            because=place.with_code if place is not None else None,
+            because=location.with_code if location is not None else None,
             fix="return a whole number from `__len__`: half = len(rows) // 2",
         ) from error
 
@@ -87,9 +87,9 @@ def _refuse_arrays(data: Any) -> None:
         )
     if not isinstance(data, tuple) or not data or not all(map(_is_column, data)):
         return
-    kinds = ", ".join(type(one).__name__ for one in data)
-    if all(isinstance(one, torch.Tensor) for one in data):
-        lengths = ", ".join(str(len(one)) if one.dim() else "a number" for one in data)
+    kinds = ", ".join(type(column).__name__ for column in data)
+    if all(isinstance(column, torch.Tensor) for column in data):
+        lengths = ", ".join(str(len(column)) if column.dim() else "a number" for column in data)
         raise UsageError(
             "data-of-unknown-kind",
             f"the data is a tuple of tensors of different lengths: {lengths}.",
@@ -103,6 +103,6 @@ def _refuse_arrays(data: Any) -> None:
     )
 
 
-def _is_column(one: Any) -> bool:
-    is_array = hasattr(one, "__array_interface__") or hasattr(one, "to_numpy")
-    return isinstance(one, torch.Tensor | list) or is_array
+def _is_column(value: Any) -> bool:
+    is_array = hasattr(value, "__array_interface__") or hasattr(value, "to_numpy")
+    return isinstance(value, torch.Tensor | list) or is_array

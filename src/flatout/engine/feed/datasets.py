@@ -41,16 +41,16 @@ class DataSubset:
 
     dataset: Any
     indices: list[int]
-    kept: dict[int, Any] = field(default_factory=dict)
+    samples: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
         # Several caches are filled from it in turn, but only the first one reads it.
-        if index not in self.kept:
-            self.kept[index] = self.dataset[self.indices[index]]
-        return self.kept[index]
+        if index not in self.samples:
+            self.samples[index] = self.dataset[self.indices[index]]
+        return self.samples[index]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,9 @@ class BatchShard:
 
     def bounds(self, num_samples: int) -> tuple[int, int]:
         """This rank's range of samples (start, end) in a batch of that size."""
-        each, more = divmod(num_samples, self.size)
-        start = self.rank * each + min(self.rank, more)
-        return start, start + each + (self.rank < more)
+        share, more = divmod(num_samples, self.size)
+        start = self.rank * share + min(self.rank, more)
+        return start, start + share + (self.rank < more)
 
 
 class Feed(Protocol):

@@ -19,7 +19,7 @@ from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.errors import FlatoutError
 from flatout.schema.recipe import Recipe
 from flatout.schema.tuning import Check, Verdict
-from flatout.tune.gate import questions
+from flatout.tune.gate import checks_for
 
 
 def judge(subject: GateSubject, candidate: Recipe, plain: Recipe) -> Verdict:
@@ -52,7 +52,7 @@ class Gate:
             for name in written.__struct_fields__
             if getattr(written, name).value != getattr(fixtures.plain, name).value
         ]
-        selected = questions(changed)
+        selected = checks_for(changed)
         if candidate.compiled.value != "off":
             # Asked of the code itself: compiled.py.
             selected -= {"replays"}

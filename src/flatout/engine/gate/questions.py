@@ -52,7 +52,7 @@ from flatout.engine.runtime import rng
 from flatout.engine.tensors.nested import tensors_in
 from flatout.schema.recipe import Precision, Recipe
 from flatout.schema.tuning import Check
-from flatout.tune.gate import Errors, Question, coarser, gradient_check
+from flatout.tune.gate import CheckName, Errors, coarser, gradient_check
 
 # Two whole batches, and the epoch's last one, which is smaller.
 _NUM_GRADIENTS, _NUM_CURVE = 3, 3
@@ -278,7 +278,7 @@ def _small_batches(fixtures: GateFixtures, candidate: Recipe) -> Recipe:
     return fixtures.small(candidate, **{name: getattr(candidate, name).value for name in names})
 
 
-QUESTIONS: dict[Question, Callable[[GateFixtures, Recipe], list[Check]]] = {
+QUESTIONS: dict[CheckName, Callable[[GateFixtures, Recipe], list[Check]]] = {
     "accumulation": accumulation,
     "optimizer": optimizer,
     "gradients": gradients,

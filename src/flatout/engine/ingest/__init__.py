@@ -25,9 +25,9 @@ Nothing here needs torch.
 To add a kind of source
 -----------------------
 
-1. `schema/ingest_protocol.py: Kind`.
+1. `schema/ingest_protocol.py: SourceKind`.
 2. `listing.py`: its endings in `_ENDINGS`, and how a source of it is cut into pieces, by the source
-   alone (`look_through`).
+   alone (`scan_source`).
 3. A reader in `readers.py` (or `tables.py`), and in `piece.py` `_read`, `_schema` and
    `versions_for`, if it depends on another package.
 4. `engine/data/shards.py: _READERS`: which method reads the shards; `CONTENT_OF` of

@@ -12,7 +12,7 @@ from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError
 from flatout.schema.finding import finding_from, internal_error
 from flatout.schema.ingest_protocol import IngestRequest
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
 
@@ -27,11 +27,11 @@ def main() -> int:
         for line in ingest(request):
             stdio.answers.write(line)
     except FlatoutError as error:
-        stdio.answers.write(Broken(finding=finding_from(error), exit_code=error.exit_code))
+        stdio.answers.write(ProcessFailed(finding=finding_from(error), exit_code=error.exit_code))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - any failure is reported
         traceback.print_exc()
-        stdio.answers.write(Broken(finding=internal_error(error), exit_code=3))
+        stdio.answers.write(ProcessFailed(finding=internal_error(error), exit_code=3))
         return 3
     return 0
 

@@ -73,13 +73,13 @@ def _on_ray(
         ray = cluster.ray
         _await_worker("Ray", lambda: ray.cluster_resources().get("CPU", 0) >= 1)
         task = ray.remote(num_cpus=1)(carry_out)
-        told = ray.put(job)
-        waiting = [task.remote(told, piece) for piece in pieces]
+        job_ref = ray.put(job)
+        waiting = [task.remote(job_ref, piece) for piece in pieces]
         while waiting:
             ready, waiting = ray.wait(waiting)
-            for one in ready:
+            for reference in ready:
                 try:
-                    yield ray.get(one)
+                    yield ray.get(reference)
                 except ray.exceptions.RayError as error:
                     raise _died("ray", error) from error
 
@@ -97,8 +97,8 @@ def _on_dask(
         )
     with client:
         _await_worker("Dask", lambda: bool(client.scheduler_info()["workers"]))
-        (told,) = client.scatter([job], broadcast=True)
-        futures = [client.submit(carry_out, told, piece, pure=False) for piece in pieces]
+        (job_future,) = client.scatter([job], broadcast=True)
+        futures = [client.submit(carry_out, job_future, piece, pure=False) for piece in pieces]
         for future in distributed.as_completed(futures):
             try:
                 yield future.result()

@@ -24,7 +24,7 @@ _NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?", re.IGNORECASE
 _TEST_WORDS = ("t10k", "test")
 
 
-class Pair(msgspec.Struct, frozen=True):
+class IdxPair(msgspec.Struct, frozen=True):
     """The two files of one set of images. part: taken from their names."""
 
     images: str
@@ -32,7 +32,7 @@ class Pair(msgspec.Struct, frozen=True):
     part: Part | None
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class IdxSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a pair. shape: (height, width) of its images."""
 
     num_rows: int
@@ -50,32 +50,32 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
+def pairs_of(folder: Path, files: Sequence[SourceFile]) -> list[IdxPair]:
     """The files in pairs, training first.
 
     Raises:
         UsageError: source-not-readable.
     """
-    found: dict[str, dict[str, str]] = {}
+    by_stem: dict[str, dict[str, str]] = {}
     for file in files:
         match = _NAME.fullmatch(file.name)
         if match:
-            found.setdefault(match[1], {})[match[2].lower()] = file.name
+            by_stem.setdefault(match[1], {})[match[2].lower()] = file.name
     pairs = []
-    for stem, both in sorted(found.items(), key=lambda item: (_is_test(item[0]), item[0])):
+    for stem, both in sorted(by_stem.items(), key=lambda item: (_is_test(item[0]), item[0])):
         if len(both) < 2:
             raise UsageError(
                 "source-not-readable",
-                f"{path_of(str(place), next(iter(both.values())))} has no matching file.",
+                f"{path_of(str(folder), next(iter(both.values())))} has no matching file.",
                 because="images and labels are in two files whose names start the same",
                 fix="put both files into the folder, with the same prefix",
             )
         part: Part | None = "test" if _is_test(stem) else None
-        pairs.append(Pair(both["images-idx3"], both["labels-idx1"], part))
+        pairs.append(IdxPair(both["images-idx3"], both["labels-idx1"], part))
     return pairs
 
 
-def look(source: str, pair: Pair) -> Look:
+def summarize(source: str, pair: IdxPair) -> IdxSummary:
     """Reads both files once.
 
     Raises:
@@ -88,7 +88,7 @@ def look(source: str, pair: Pair) -> Look:
             path_of(source, pair.images),
             f"it has {counted_text(num_rows, 'image')} and {counted_text(num_labels, 'label')}",
         )
-    return Look(num_rows=num_rows, shape=(shape[0], shape[1]), largest_label=max(labels))
+    return IdxSummary(num_rows=num_rows, shape=(shape[0], shape[1]), largest_label=max(labels))
 
 
 def read(path: Path, *, num_dimensions: int) -> tuple[list[int], memoryview]:
@@ -105,7 +105,7 @@ def read(path: Path, *, num_dimensions: int) -> tuple[list[int], memoryview]:
     head = 4 + 4 * num_dimensions
     if raw[:4] != bytes((0, 0, 8, num_dimensions)) or len(raw) < head:
         raise _not_readable(path, f"it is not an IDX file of bytes in {num_dimensions} dimensions")
-    sizes = [int.from_bytes(raw[place : place + 4], "big") for place in range(4, head, 4)]
+    sizes = [int.from_bytes(raw[offset : offset + 4], "big") for offset in range(4, head, 4)]
     num_bytes = 1
     for size in sizes:
         num_bytes *= size

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flatout.engine.ingest.executors import carry_out_all
-from flatout.engine.ingest.listing import IngestSource, look_through
+from flatout.engine.ingest.listing import IngestSource, scan_source
 from flatout.engine.ingest.piece import Failure, versions_for
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.finding import Finding, option_without_effect
@@ -15,7 +15,7 @@ from flatout.schema.ingest_protocol import (
     FORMAT,
     PARTS,
     Advanced,
-    AnyIngestAnswer,
+    AnyIngestReply,
     Ingested,
     IngestJob,
     IngestRequest,
@@ -25,25 +25,25 @@ from flatout.schema.ingest_protocol import (
     ShardManifest,
     SourcePiece,
 )
-from flatout.schema.predict_protocol import Broken, Noted
+from flatout.schema.predict_protocol import Noted, ProcessFailed
 from flatout.schema.units import counted_text, percent_text
 from flatout.system.source_path import existing
 from flatout.system.store.shards import ShardFolder
 
 
-def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
+def ingest(request: IngestRequest) -> Iterator[AnyIngestReply]:
     """Brings a folder up to date with a source, and reports progress.
 
     Raises:
         UsageError: bad-share, ingest-into-source, ingested-otherwise, ingest-in-progress,
-            folder-not-empty; as listing.look_through.
+            folder-not-empty; as listing.scan_source.
         RunFailed: too-many-bad-records, disk-full, ingest-worker-died, scheduler-not-reachable.
     """
     request.check()
     source_path = existing(request.source)
     folder = ShardFolder(Path(request.dest).expanduser().absolute())
     _check_apart(source_path, folder.path)
-    source = look_through(request)
+    source = scan_source(request)
     for finding in _without_effect(request, source):
         yield Noted(finding=finding)
     lock = folder.open()
@@ -55,12 +55,16 @@ def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
 
 def _fill(
     request: IngestRequest, source_path: Path, source: IngestSource, folder: ShardFolder
-) -> Iterator[AnyIngestAnswer]:
+) -> Iterator[AnyIngestReply]:
     settings = source.settings
     old = folder.read_manifest()
     _check_same(folder, old, settings)
-    wanted = settings.digest()
-    done = {piece.name: found for piece in source.pieces if (found := folder.done(piece, wanted))}
+    digest_of_settings = settings.digest()
+    done = {
+        piece.name: finished
+        for piece in source.pieces
+        if (finished := folder.done(piece, digest_of_settings))
+    }
     todo = [piece for piece in source.pieces if piece.name not in done]
     yield Listed(
         source_kind=settings.kind,
@@ -77,17 +81,19 @@ def _fill(
     if todo:
         sizes = {piece.name: piece.size_bytes for piece in source.pieces}
         so_far = _advanced(source.pieces, done)
-        for one in carry_out_all(job, todo, request.on, request.workers, request.address):
-            if isinstance(one, Failure):
-                yield Broken(finding=one.finding, exit_code=one.exit_code)
+        for outcome in carry_out_all(job, todo, request.on, request.workers, request.address):
+            if isinstance(outcome, Failure):
+                yield ProcessFailed(finding=outcome.finding, exit_code=outcome.exit_code)
                 return
-            done[one.name] = one
-            so_far = _advanced_by(so_far, one, sizes[one.name])
+            done[outcome.name] = outcome
+            so_far = _advanced_by(so_far, outcome, sizes[outcome.name])
             yield so_far
     ordered = [done[piece.name] for piece in source.pieces]
     _check_bad(ordered, request)
     manifest = _manifest(job, ordered, old if not todo else None)
-    folder.publish(manifest, (each for one in ordered for each in one.rejected))
+    folder.publish(
+        manifest, (rejected for piece_done in ordered for rejected in piece_done.rejected)
+    )
     num_removed = folder.sweep(ordered, old)
     yield Ingested(
         folder=str(folder.path),
@@ -102,18 +108,18 @@ def _advanced(pieces: Sequence[SourcePiece], done: dict[str, PieceDone]) -> Adva
     there = [piece for piece in pieces if piece.name in done]
     return Advanced(
         num_pieces=len(there),
-        num_records=sum(one.num_records for one in done.values()),
-        num_rejected=sum(one.num_rejected for one in done.values()),
+        num_records=sum(piece.num_records for piece in done.values()),
+        num_rejected=sum(piece.num_rejected for piece in done.values()),
         done_bytes=sum(piece.size_bytes for piece in there),
     )
 
 
-def _advanced_by(so_far: Advanced, one: PieceDone, size_bytes: int) -> Advanced:
+def _advanced_by(so_far: Advanced, piece: PieceDone, size_bytes: int) -> Advanced:
     """Adds one piece to the totals; summing all of them each time takes hours for 100,000."""
     return Advanced(
         num_pieces=so_far.num_pieces + 1,
-        num_records=so_far.num_records + one.num_records,
-        num_rejected=so_far.num_rejected + one.num_rejected,
+        num_records=so_far.num_records + piece.num_records,
+        num_rejected=so_far.num_rejected + piece.num_rejected,
         done_bytes=so_far.done_bytes + size_bytes,
     )
 
@@ -122,17 +128,17 @@ def _manifest(
     job: IngestJob, done: Sequence[PieceDone], old: ShardManifest | None
 ) -> ShardManifest:
     """The shards in the order of the source, so that the result does not depend on the executor."""
-    shards = tuple(shard for one in done for shard in one.shards)
+    shards = tuple(shard for piece in done for shard in piece.shards)
     digest = hashlib.sha256()
-    for one in done:
-        digest.update(bytes.fromhex(one.digest))
+    for piece in done:
+        digest.update(bytes.fromhex(piece.digest))
     return ShardManifest(
         format=FORMAT,
         settings=job.settings,
         counts={
             part: sum(shard.num_records for shard in shards if shard.part == part) for part in PARTS
         },
-        num_rejected=sum(one.num_rejected for one in done),
+        num_rejected=sum(piece.num_rejected for piece in done),
         source=digest.hexdigest(),
         # If no piece was processed now, the versions that made the existing shards.
         versions=old.versions if old else job.versions,
@@ -155,10 +161,10 @@ def _check_same(folder: ShardFolder, old: ShardManifest | None, settings: Settin
     if old is None or old.settings.digest() == settings.digest():
         return
     # Classes and columns may change with the source; the other settings come from options.
-    asked = ("kind", "validation", "test", "key")
+    compared = ("kind", "validation", "test", "key")
     other = [
         f"{name} {getattr(old.settings, name)} (now: {getattr(settings, name)})"
-        for name in asked
+        for name in compared
         if getattr(old.settings, name) != getattr(settings, name)
     ]
     if other:
@@ -171,12 +177,12 @@ def _check_same(folder: ShardFolder, old: ShardManifest | None, settings: Settin
 
 
 def _check_bad(done: Sequence[PieceDone], request: IngestRequest) -> None:
-    num_bad = sum(one.num_rejected for one in done)
-    num_records = sum(one.num_records for one in done)
+    num_bad = sum(piece.num_rejected for piece in done)
+    num_records = sum(piece.num_records for piece in done)
     if num_records and num_bad <= request.most_rejected * (num_bad + num_records):
         return
-    rejected = [each for one in done for each in one.rejected]
-    first = "; ".join(f"{one.place}: {one.reason}" for one in rejected[:3])
+    rejected = [record for piece in done for record in piece.rejected]
+    first = "; ".join(f"{record.place}: {record.reason}" for record in rejected[:3])
     if not num_bad:
         raise UsageError("no-data", f"{request.source} has no records.", fix="check the path")
     raise RunFailed(

@@ -10,7 +10,13 @@ import msgspec
 
 from flatout.engine.ingest import idx, tables
 from flatout.errors import UsageError
-from flatout.schema.ingest_protocol import DEFAULT_SHARE, IngestRequest, Kind, Settings, SourcePiece
+from flatout.schema.ingest_protocol import (
+    DEFAULT_SHARE,
+    IngestRequest,
+    Settings,
+    SourceKind,
+    SourcePiece,
+)
 from flatout.system.source_path import existing, no_class_folders
 from flatout.system.store.source_files import SourceFile, files_below, path_of, stamp
 
@@ -18,7 +24,7 @@ from flatout.system.store.source_files import SourceFile, files_below, path_of, 
 # memory.
 PIECE_BYTES = 32 * 2**20
 
-_ENDINGS: dict[str, Kind] = {
+_ENDINGS: dict[str, SourceKind] = {
     ".jpg": "images", ".jpeg": "images", ".png": "images", ".webp": "images",
     ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".csv.gz": "csv", ".tsv.gz": "csv",
     ".txt": "text", ".md": "text",
@@ -42,21 +48,21 @@ class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
         return sum(piece.size_bytes for piece in self.pieces)
 
 
-def look_through(request: IngestRequest) -> IngestSource:
+def scan_source(request: IngestRequest) -> IngestSource:
     """Determines the kind and the pieces of a source, without reading its records.
 
     Raises:
         UsageError: data-path-not-found, no-data, source-of-several-kinds, empty-class, no-images,
             column-not-found, table-not-readable, source-not-readable.
     """
-    place = existing(request.source)
-    every = files_below(place)
-    kind = request.kind or _kind_of(place, every)
+    source = existing(request.source)
+    every = files_below(source)
+    kind = request.kind or _kind_of(source, every)
     files = [file for file in every if _kind_of_file(file.name) == kind]
     if not files:
         raise UsageError(
             "no-data",
-            f"{place} contains nothing to ingest as {kind}.",
+            f"{source} contains nothing to ingest as {kind}.",
             because=f"expected {', '.join(_looked_for(kind))}",
             fix="check the path, or name another --kind",
         )
@@ -66,7 +72,7 @@ def look_through(request: IngestRequest) -> IngestSource:
             f"`--key {request.key}`: {kind} have no columns.",
             fix="remove --key; the content of each record decides its split",
         )
-    has_own_test = kind == "idx" and any(pair.part for pair in idx.pairs_of(place, files))
+    has_own_test = kind == "idx" and any(pair.part for pair in idx.pairs_of(source, files))
     settings = Settings(
         kind=kind,
         validation=DEFAULT_SHARE if request.validation is None else request.validation,
@@ -75,7 +81,7 @@ def look_through(request: IngestRequest) -> IngestSource:
     )
     num_loose = sum(not file.folder for file in files) if kind == "images" else 0
     cut = {"images": _images, "idx": _idx, "csv": _csv, "parquet": _parquet, "text": _text}[kind]
-    settings, pieces = cut(place, files, settings)
+    settings, pieces = cut(source, files, settings)
     return IngestSource(
         settings=settings,
         pieces=tuple(pieces),
@@ -91,47 +97,47 @@ def _test_share(request: IngestRequest, *, has_own_test: bool) -> float:
     return DEFAULT_SHARE if request.test is None else request.test
 
 
-def _kind_of_file(name: str) -> Kind | None:
+def _kind_of_file(name: str) -> SourceKind | None:
     lower = name.lower()
     if idx.is_name(lower):
         return "idx"
     return next((kind for ending, kind in _ENDINGS.items() if lower.endswith(ending)), None)
 
 
-def _looked_for(kind: Kind) -> list[str]:
+def _looked_for(kind: SourceKind) -> list[str]:
     if kind == "idx":
         return ["NAME-images-idx3-ubyte", "NAME-labels-idx1-ubyte", "the same with .gz"]
     return [f"files that end in {ending}" for ending, of in _ENDINGS.items() if of == kind]
 
 
-def _kind_of(place: Path, files: Sequence[SourceFile]) -> Kind:
+def _kind_of(source: Path, files: Sequence[SourceFile]) -> SourceKind:
     kinds = {kind for file in files if (kind := _kind_of_file(file.name))}
     if len(kinds) == 1:
         return kinds.pop()
     if kinds:
         raise UsageError(
             "source-of-several-kinds",
-            f"{place} holds {', '.join(sorted(kinds))}.",
+            f"{source} holds {', '.join(sorted(kinds))}.",
             because="all records of a data set must be of one kind",
             fix=f"choose one, for example --kind {min(kinds)}",
         )
     raise UsageError(
         "no-data",
-        f"{place} contains nothing that flatout can ingest.",
+        f"{source} contains nothing that flatout can ingest.",
         because="supported are images in class folders, IDX files, CSV, Parquet and text",
         fix="check the path, or name the kind of data with --kind",
     )
 
 
 def _images(
-    place: Path, files: Sequence[SourceFile], settings: Settings
+    source: Path, files: Sequence[SourceFile], settings: Settings
 ) -> tuple[Settings, list[SourcePiece]]:
     """Images in buckets by the hash of their names: a new image changes only one bucket, and every
     shard is a mixture of all classes.
     """
     classes = sorted({file.folder for file in files} - {""})
     if not classes:
-        raise no_class_folders(place)
+        raise no_class_folders(source)
     owned = [file for file in files if file.folder]
     num_bits = 0
     while sum(file.size_bytes for file in owned) > PIECE_BYTES << num_bits:
@@ -156,23 +162,23 @@ def _images(
 
 
 def _idx(
-    place: Path, files: Sequence[SourceFile], settings: Settings
+    source: Path, files: Sequence[SourceFile], settings: Settings
 ) -> tuple[Settings, list[SourcePiece]]:
     sizes = {file.name: file for file in files}
     pieces, shapes, most = [], set(), 0
-    for pair in idx.pairs_of(place, files):
-        looked = idx.look(str(place), pair)
-        shapes.add(looked.shape)
-        most = max(most, looked.largest_label)
+    for pair in idx.pairs_of(source, files):
+        summary = idx.summarize(str(source), pair)
+        shapes.add(summary.shape)
+        most = max(most, summary.largest_label)
         both = [sizes[pair.images], sizes[pair.labels]]
-        rows_each = max(1, PIECE_BYTES // looked.row_bytes)
-        for begin in range(0, looked.num_rows, rows_each):
-            end = min(begin + rows_each, looked.num_rows)
+        rows_per_piece = max(1, PIECE_BYTES // summary.row_bytes)
+        for begin in range(0, summary.num_rows, rows_per_piece):
+            end = min(begin + rows_per_piece, summary.num_rows)
             pieces.append(
                 SourcePiece(
                     name=_named(f"{pair.images}#{begin}"),
                     files=(pair.images, pair.labels),
-                    size_bytes=(end - begin) * looked.row_bytes,
+                    size_bytes=(end - begin) * summary.row_bytes,
                     stamp=stamp(both, begin, end),
                     begin=begin,
                     end=end,
@@ -182,7 +188,7 @@ def _idx(
     if len(shapes) != 1:
         raise UsageError(
             "source-not-readable",
-            f"the images in {place} differ in size.",
+            f"the images in {source} differ in size.",
             because=", ".join(" x ".join(map(str, shape)) for shape in sorted(shapes)),
             fix="ingest them separately, each into its own folder",
         )
@@ -191,9 +197,9 @@ def _idx(
 
 
 def _csv(
-    place: Path, files: Sequence[SourceFile], settings: Settings
+    source: Path, files: Sequence[SourceFile], settings: Settings
 ) -> tuple[Settings, list[SourcePiece]]:
-    paths = [path_of(str(place), file.name) for file in files]
+    paths = [path_of(str(source), file.name) for file in files]
     columns = tables.csv_columns(paths)
     tables.check_key(settings.key, columns)
     # Finding the start of a row needs everything before it, so a file is one piece.
@@ -201,9 +207,9 @@ def _csv(
 
 
 def _parquet(
-    place: Path, files: Sequence[SourceFile], settings: Settings
+    source: Path, files: Sequence[SourceFile], settings: Settings
 ) -> tuple[Settings, list[SourcePiece]]:
-    paths = [path_of(str(place), file.name) for file in files]
+    paths = [path_of(str(source), file.name) for file in files]
     columns = tables.parquet_columns(paths)
     tables.check_key(settings.key, columns)
     pieces = []
@@ -223,7 +229,7 @@ def _parquet(
 
 
 def _text(
-    place: Path, files: Sequence[SourceFile], settings: Settings
+    source: Path, files: Sequence[SourceFile], settings: Settings
 ) -> tuple[Settings, list[SourcePiece]]:
     pieces = []
     for file in files:

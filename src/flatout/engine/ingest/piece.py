@@ -12,16 +12,16 @@ import msgspec
 
 import flatout
 from flatout.engine.ingest import readers, tables
-from flatout.engine.ingest.records import Bad, Records
+from flatout.engine.ingest.records import Records, RejectedRecords
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.ingest_protocol import (
     PARTS,
     IngestJob,
-    Kind,
     Part,
     PieceDone,
     Shard,
+    SourceKind,
     SourcePiece,
 )
 from flatout.system.source_path import library
@@ -39,13 +39,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
 
 
-def versions_for(kind: Kind) -> dict[str, str]:
+def versions_for(kind: SourceKind) -> dict[str, str]:
     """The local versions that determine the shards, byte by byte."""
     arrow = library("pyarrow", package="pyarrow")
-    found = {"flatout": flatout.__version__, "pyarrow": arrow.__version__}
+    versions = {"flatout": flatout.__version__, "pyarrow": arrow.__version__}
     if kind == "images":
-        found["pillow"] = library("PIL", package="Pillow").__version__
-    return found
+        versions["pillow"] = library("PIL", package="Pillow").__version__
+    return versions
 
 
 def carry_out(job: IngestJob, piece: SourcePiece) -> PieceDone | Failure:
@@ -66,7 +66,7 @@ def _carry_out(job: IngestJob, piece: SourcePiece) -> PieceDone:
             fix="use the same environment on all nodes; otherwise the shards would differ",
         )
     folder = ShardFolder(Path(job.dest))
-    bad = Bad()
+    bad = RejectedRecords()
     writer = _Writer(folder, job, piece)
     digest = hashlib.sha256()
     num_records = 0
@@ -75,8 +75,8 @@ def _carry_out(job: IngestJob, piece: SourcePiece) -> PieceDone:
             digest.update(key)
         num_records += len(records.keys)
         writer.take(records)
-    for one in bad.kept:
-        digest.update(msgspec.json.encode(one))
+    for record in bad.samples:
+        digest.update(msgspec.json.encode(record))
     done = PieceDone(
         name=piece.name,
         stamp=piece.stamp,
@@ -85,13 +85,13 @@ def _carry_out(job: IngestJob, piece: SourcePiece) -> PieceDone:
         shards=tuple(writer.close()),
         num_records=num_records,
         num_rejected=bad.num,
-        rejected=tuple(bad.kept),
+        rejected=tuple(bad.samples),
     )
     folder.finish(done)
     return done
 
 
-def _read(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def _read(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     read = {
         "images": readers.read_images,
         "idx": readers.read_idx,
@@ -132,7 +132,7 @@ class _Writer:
         parts = [self._piece.part or self._settings.part_of(key) for key in records.keys]
         whole = arrow.RecordBatch.from_arrays(list(records.columns), schema=self._schema)
         for part in PARTS:
-            chosen = [row for row, one in enumerate(parts) if one == part]
+            chosen = [row for row, assigned in enumerate(parts) if assigned == part]
             if not chosen:
                 continue
             self._batches[part].append(whole.take(arrow.array(chosen)))

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from flatout.engine.ingest import idx
-from flatout.engine.ingest.records import Bad, Records, key_of
+from flatout.engine.ingest.records import Records, RejectedRecords, key_of
 from flatout.schema.ingest_protocol import IngestJob, SourcePiece
 from flatout.system.source_path import library
 from flatout.system.store.source_files import content, lines_from, path_of
@@ -26,7 +26,7 @@ def image_schema() -> Any:
     )
 
 
-def read_images(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def read_images(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     """Image files unchanged, after checking that each is intact."""
     arrow = library("pyarrow", package="pyarrow")
     number_of = {name: number for number, name in enumerate(job.settings.classes)}
@@ -37,9 +37,9 @@ def read_images(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Record
             bad.add(name, wrong)
             continue
         label = number_of[PurePosixPath(name).parts[0]]
-        told = name.encode(errors="replace").decode()
+        text = name.encode(errors="replace").decode()
         columns = [
-            arrow.array([told], arrow.string()),
+            arrow.array([text], arrow.string()),
             arrow.array([raw], arrow.large_binary()),
             arrow.array([label], arrow.int64()),
         ]
@@ -71,7 +71,7 @@ def idx_schema(job: IngestJob) -> Any:
     return arrow.schema([("image", arrow.binary(num_bytes)), ("label", arrow.int64())])
 
 
-def read_idx(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def read_idx(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     """A range of the images of a pair of files. None of them can be bad."""
     arrow = library("pyarrow", package="pyarrow")
     _, images = idx.read(path_of(job.source, piece.files[0]), num_dimensions=3)
@@ -94,16 +94,16 @@ def text_schema() -> Any:
     return arrow.schema([("text", arrow.string())])
 
 
-def read_passages(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def read_passages(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     """The passages of a section of a text, separated by empty lines."""
     arrow = library("pyarrow", package="pyarrow")
     name = piece.files[0]
     passages: list[str] = []
     keys: list[bytes] = []
-    for place, raw in _passages(job, piece):
+    for offset, raw in _passages(job, piece):
         wrong, text = _decoded(raw)
         if wrong:
-            bad.add(f"{name}: byte {place}", wrong, raw[:4000].decode(errors="replace"))
+            bad.add(f"{name}: byte {offset}", wrong, raw[:4000].decode(errors="replace"))
             continue
         passages.append(text)
         keys.append(key_of(text.encode()))
@@ -121,22 +121,22 @@ def _passages(job: IngestJob, piece: SourcePiece) -> Iterator[tuple[int, bytes]]
     """
     is_inside = piece.begin == 0
     began, lines = 0, bytearray()
-    for place, line in lines_from(path_of(job.source, piece.files[0]), piece.begin):
+    for offset, line in lines_from(path_of(job.source, piece.files[0]), piece.begin):
         if line.strip():
             if is_inside:
-                began = began if lines else place
+                began = began if lines else offset
                 # Too long: only enough of it is kept to show that.
                 lines += line if len(lines) <= _LONGEST_PASSAGE_BYTES else b""
             # The next piece looks for its first empty line independently.
             is_over = not is_inside or len(lines) > _LONGEST_PASSAGE_BYTES
-            if place >= piece.end and is_over:
+            if offset >= piece.end and is_over:
                 break
             continue
         if lines:
             yield began, bytes(lines)
             lines.clear()
         is_inside = True
-        if place >= piece.end:
+        if offset >= piece.end:
             return
     if lines:
         yield began, bytes(lines)

@@ -32,18 +32,20 @@ class Records:
 
 
 @dataclass
-class Bad:
+class RejectedRecords:
     """The records of a piece that are left out."""
 
-    kept: list[Rejected] = field(default_factory=list)
+    samples: list[Rejected] = field(default_factory=list)
     num: int = 0
 
-    def add(self, place: str, reason: str, content: str | None = None, *, count: int = 1) -> None:
+    def add(
+        self, location: str, reason: str, content: str | None = None, *, count: int = 1
+    ) -> None:
         """Leaves out a record, or a block of records that cannot be read."""
         self.num += count
-        if len(self.kept) < _MOST_KEPT:
+        if len(self.samples) < _MOST_KEPT:
             cut = content[:_CONTENT_LETTERS] if content is not None else None
-            self.kept.append(Rejected(place=place, reason=reason, content=cut, count=count))
+            self.samples.append(Rejected(place=location, reason=reason, content=cut, count=count))
 
 
 def key_of(content: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.ingest.records import Bad, Records, row_keys
+from flatout.engine.ingest.records import Records, RejectedRecords, row_keys
 from flatout.errors import UsageError, nearest
 from flatout.schema.ingest_protocol import Column, IngestJob, SourcePiece
 from flatout.system.csv_quotes import StrayQuote, blocks_of, check_quotes
@@ -28,24 +28,24 @@ def csv_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
     Raises:
         UsageError: table-not-readable, data-package-not-installed.
     """
-    found: list[tuple[str, str]] = []
+    columns: list[tuple[str, str]] = []
     for path in paths:
         schema = _csv_schema(path)
         names = [name for name, _ in schema]
         if len(set(names)) < len(names):
             raise _not_readable(path, "two of its columns have the same name")
-        if not found:
-            found = schema
+        if not columns:
+            columns = schema
             continue
-        if names != [name for name, _ in found]:
-            before = ", ".join(name for name, _ in found)
+        if names != [name for name, _ in columns]:
+            before = ", ".join(name for name, _ in columns)
             raise _not_readable(path, f"its columns are {', '.join(names)}; before: {before}")
-        found = [
+        columns = [
             (name, _joined(first, second))
-            for (name, first), (_, second) in zip(found, schema, strict=True)
+            for (name, first), (_, second) in zip(columns, schema, strict=True)
         ]
     return tuple(
-        Column(name=name, type="string" if kind == "null" else kind) for name, kind in found
+        Column(name=name, type="string" if kind == "null" else kind) for name, kind in columns
     )
 
 
@@ -77,7 +77,7 @@ def _joined(first: str, second: str) -> str:
     return "double" if {first, second} <= _NUMBERS else "string"
 
 
-def read_csv(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def read_csv(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     """The rows of a CSV file, leaving out those with values of the wrong type."""
     arrow = library("pyarrow", package="pyarrow")
     csv = library("pyarrow.csv", package="pyarrow")
@@ -121,7 +121,7 @@ class _Rows:
     """Converts rows of strings to rows of values."""
 
     def __init__(
-        self, job: IngestJob, name: str, bad: Bad, num_before: int, broken: list[int]
+        self, job: IngestJob, name: str, bad: RejectedRecords, num_before: int, broken: list[int]
     ) -> None:
         self._arrow = library("pyarrow", package="pyarrow")
         self._job = job
@@ -143,8 +143,8 @@ class _Rows:
             )
             self._bad.add(f"{self._name}: line {self._line(row)}", why, content)
         if whys:
-            kept = self._arrow.array([row not in whys for row in range(num_rows)])
-            columns = [column.filter(kept) for column in columns]
+            is_valid = self._arrow.array([row not in whys for row in range(num_rows)])
+            columns = [column.filter(is_valid) for column in columns]
         yield from whole_rows(self._job, columns, self._name, self._bad)
 
     def _cast(self, column: Column, texts: Any, whys: dict[int, str]) -> Any:
@@ -155,11 +155,11 @@ class _Rows:
             pass
         values = []
         for row in range(len(texts)):
-            one = texts.slice(row, 1)
+            cell = texts.slice(row, 1)
             try:
-                values.append(self._typed(one, kind))
+                values.append(self._typed(cell, kind))
             except self._arrow.ArrowInvalid:
-                text = one[0].as_py().decode(errors="replace")[:60]
+                text = cell[0].as_py().decode(errors="replace")[:60]
                 whys.setdefault(row, f"{column.name}: {text!r} is not {column.type}")
                 values.append(self._arrow.nulls(1, kind))
         return self._arrow.concat_arrays(values)
@@ -176,21 +176,25 @@ class _Rows:
         return line
 
 
-def whole_rows(job: IngestJob, columns: Sequence[Any], place: str, bad: Bad) -> Iterator[Records]:
+def whole_rows(
+    job: IngestJob, columns: Sequence[Any], location: str, bad: RejectedRecords
+) -> Iterator[Records]:
     """Rows with their keys, without empty rows and rows without a value in the key column."""
     arrow = library("pyarrow", package="pyarrow")
     names = [column.name for column in job.settings.columns]
     values = [column.to_pylist() for column in columns]
     own = values if job.settings.key is None else [values[names.index(job.settings.key)]]
-    empty = [row for row, one in enumerate(zip(*own, strict=True)) if not any_value(one)]
+    empty = [
+        row for row, row_values in enumerate(zip(*own, strict=True)) if not any_value(row_values)
+    ]
     if empty:
         why = "it has no values" if job.settings.key is None else f"{job.settings.key} is missing"
         for _ in empty:
-            bad.add(place, why)
+            bad.add(location, why)
         left_out = set(empty)
-        kept = [row for row in range(len(values[0])) if row not in left_out]
-        columns = [column.take(arrow.array(kept, arrow.int64())) for column in columns]
-        own = [[each[row] for row in kept] for each in own]
+        remaining = [row for row in range(len(values[0])) if row not in left_out]
+        columns = [column.take(arrow.array(remaining, arrow.int64())) for column in columns]
+        own = [[column[row] for row in remaining] for column in own]
     yield Records(columns, list(row_keys(own)), sum(column.nbytes for column in columns))
 
 
@@ -207,19 +211,19 @@ def parquet_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
     """
     arrow = library("pyarrow", package="pyarrow")
     parquet = library("pyarrow.parquet", package="pyarrow")
-    found: tuple[Column, ...] = ()
+    known: tuple[Column, ...] = ()
     for path in paths:
         try:
             schema = parquet.read_schema(path)
         except (arrow.ArrowInvalid, OSError) as error:
             raise _not_readable(path, str(error)) from error
         columns = tuple(Column(name=field.name, type=str(field.type)) for field in schema)
-        if found and columns != found:
+        if known and columns != known:
             raise _not_readable(
-                path, f"its columns are {columns_text(columns)}; before: {columns_text(found)}"
+                path, f"its columns are {columns_text(columns)}; before: {columns_text(known)}"
             )
-        found = columns
-    return found
+        known = columns
+    return known
 
 
 def row_group_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -238,7 +242,7 @@ def row_group_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, i
             begin, size_bytes = number + 1, 0
 
 
-def read_parquet(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+def read_parquet(job: IngestJob, piece: SourcePiece, bad: RejectedRecords) -> Iterator[Records]:
     """The rows of some row groups; an unreadable group is left out entirely."""
     arrow = library("pyarrow", package="pyarrow")
     parquet = library("pyarrow.parquet", package="pyarrow")

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 
 from flatout import __version__
-from flatout.engine.launch.job import Lifeline, NodeRendezvous, RankJob, tell
+from flatout.engine.launch.job import Lifeline, NodeRendezvous, RankJob, log_refusal
 from flatout.errors import UsageError
 from flatout.schema.placement import parse_placement
 from flatout.system.exit_code import end
@@ -47,24 +47,24 @@ def main(argv: list[str] | None = None) -> int:
             nodes=_nodes(given.node, given.nodes, given.meet),
         )
         if given.flatout not in (None, __version__):
-            return tell(job, _other_version(given.flatout))
+            return log_refusal(job, _other_version(given.flatout))
         return int(launcher.launch(job))
 
 
-def _other_version(wanted: str) -> UsageError:
+def _other_version(required: str) -> UsageError:
     return UsageError(
         "cluster-versions-differ",
-        f"the cluster has flatout {__version__}; the run was created with {wanted}.",
+        f"the cluster has flatout {__version__}; the run was created with {required}.",
         because="creating and training a run need the same version",
-        fix=f"install flatout {wanted} on the cluster's nodes; flatout cluster up does this for "
+        fix=f"install flatout {required} on the cluster's nodes; flatout cluster up does this for "
         "containers",
     )
 
 
-def _nodes(node: int, count: int, place: str | None) -> NodeRendezvous | None:
-    if place is None:
+def _nodes(node: int, count: int, address: str | None) -> NodeRendezvous | None:
+    if address is None:
         return None
-    host, _, port = place.rpartition(":")
+    host, _, port = address.rpartition(":")
     return NodeRendezvous(node=node, count=count, host=host, port=int(port))
 
 

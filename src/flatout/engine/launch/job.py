@@ -61,16 +61,16 @@ class RankJob:
 
 
 def rank_variables(
-    rank: int, num_ranks: int, *, local_rank: int, num_local: int, place: tuple[str, int]
+    rank: int, num_ranks: int, *, local_rank: int, num_local: int, rendezvous: tuple[str, int]
 ) -> dict[str, str]:
     """The variables by which a rank knows its place, named as torchrun names them.
 
     Args:
         rank, num_ranks: its number among all, from 0.
         local_rank, num_local: its number among those of its machine; also that of its GPU.
-        place: host and port where rank 0 waits for the others.
+        rendezvous: host and port where rank 0 waits for the others.
     """
-    host, port = place
+    host, port = rendezvous
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
@@ -95,7 +95,7 @@ def say(text: object) -> None:
         print(text, file=sys.stderr)
 
 
-def tell(job: RankJob, error: FlatoutError) -> int:
+def log_refusal(job: RankJob, error: FlatoutError) -> int:
     """Logs in the run's history why no rank was started, unless another process writes there."""
     say(error)
     append_refusal(RunFolder(job.folder), error)
@@ -123,7 +123,7 @@ class Lifeline:
                 target=self._watch, args=(source,), name="command line", daemon=True
             ).start()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request_stop)
         return self
 
     def __exit__(
@@ -141,7 +141,7 @@ class Lifeline:
                 self._is_open = False
                 os.close(self._writing)
 
-    def _ask(self, number: int, frame: Any) -> None:
+    def _request_stop(self, number: int, frame: Any) -> None:
         # Not from the handler itself: it may have interrupted the holder of the lock.
         threading.Thread(target=self.cut, daemon=True).start()
 

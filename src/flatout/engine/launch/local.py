@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 
-from flatout.engine.launch.job import RankJob, rank_variables, say, tell
+from flatout.engine.launch.job import RankJob, log_refusal, rank_variables, say
 from flatout.engine.ranks.listen_socket import handed_on
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.placement import ending_code
@@ -29,7 +29,7 @@ def launch(job: RankJob) -> int:
             sleep_s(_POLLED_EVERY_S)
     except FlatoutError as error:
         _end(ranks)
-        return tell(job, error)
+        return log_refusal(job, error)
     finally:
         _end(ranks)
     codes = _codes(ranks)
@@ -61,9 +61,9 @@ def _start_all(job: RankJob, ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _start(job: RankJob, rank: int, listening: socket.socket) -> subprocess.Popen[bytes]:
-    place = _LOOPBACK, int(listening.getsockname()[1])
+    rendezvous = _LOOPBACK, int(listening.getsockname()[1])
     variables = rank_variables(
-        rank, job.num_ranks, local_rank=rank, num_local=job.num_ranks, place=place
+        rank, job.num_ranks, local_rank=rank, num_local=job.num_ranks, rendezvous=rendezvous
     )
     given, files = handed_on(listening) if rank == 0 else ({}, ())
     # In this process's group: ending the group ends them, too.

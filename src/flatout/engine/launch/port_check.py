@@ -17,6 +17,6 @@ def check_port(address: str) -> None:
     Raises:
         OSError: no connection; ValueError: the port is not a number.
     """
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), _LIMIT_S).close()
+    url = urlsplit(address if "://" in address else f"//{address}")
+    if url.hostname and url.port:
+        socket.create_connection((url.hostname, url.port), _LIMIT_S).close()

@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from flatout import __version__
-from flatout.engine.launch.job import RankJob, rank_variables, say, tell
+from flatout.engine.launch.job import RankJob, log_refusal, rank_variables, say
 from flatout.engine.launch.ray_cluster import (
     PLACE_LIMIT_S,
     Bundle,
@@ -55,9 +55,9 @@ def launch(job: RankJob) -> int:
         with join() as cluster:
             bundles = _reserve(job, cluster)
             job = replace(job, num_ranks=len(bundles))
-            codes = _attend(job, cluster, _place(job, cluster, bundles), grace)
+            codes = _attend(job, cluster, _start_ranks(job, cluster, bundles), grace)
     except FlatoutError as error:
-        return tell(job, error)
+        return log_refusal(job, error)
     for rank, code in codes.items():
         if code:
             say(f"rank {rank} of {job.num_ranks} exited with code {code}")
@@ -72,18 +72,22 @@ def _reserve(job: RankJob, cluster: RayCluster) -> list[Bundle]:
     """
     device = _device(job)
 
-    def wanted() -> list[Bundle]:
+    def requested_bundles() -> list[Bundle]:
         nodes = [node["Resources"] for node in cluster.nodes()]
         return rank_bundles(nodes, job.num_ranks, device)
 
-    bundles = cluster.reserve(wanted)
+    bundles = cluster.reserve(requested_bundles)
     if not bundles:
         count = f"{counted_text(job.num_ranks, 'rank')}" if job.num_ranks else "any rank"
         raise RunFailed(
             "ranks-not-placed",
             f"Ray found no resources for {count}.",
             because=f"waited {PLACE_LIMIT_S:.0f} s; "
-            + ("other jobs may hold its resources" if wanted() else "none of its nodes has a CPU"),
+            + (
+                "other jobs may hold its resources"
+                if requested_bundles()
+                else "none of its nodes has a CPU"
+            ),
             fix="flatout cluster status shows what the nodes have, ray status who holds it",
         )
     return bundles
@@ -95,7 +99,9 @@ def _device(job: RankJob) -> str:
     return spec.device(msgspec.json.decode(job.change, type=Change))
 
 
-def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str) -> list[Bundle]:
+def rank_bundles(
+    nodes: Sequence[Mapping[str, float]], num_requested: int, device: str
+) -> list[Bundle]:
     """The resources of each rank: a GPU, if the cluster has any that may be used, else a CPU.
 
     With a GPU it takes a share of the CPUs that leaves some for the ranks on the node's other GPUs.
@@ -118,16 +124,16 @@ def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str)
     ]
     if not computing:
         return []
-    if not take_gpus(computing, wanted, device):
-        return [{"CPU": 1.0}] * (wanted or len(computing))
+    if not take_gpus(computing, num_requested, device):
+        return [{"CPU": 1.0}] * (num_requested or len(computing))
     with_gpu = [node for node in computing if node.num_gpus]
-    each = min(1.0, *(node.num_cpus / node.num_gpus for node in with_gpu))
+    cpus_per_rank = min(1.0, *(node.num_cpus / node.num_gpus for node in with_gpu))
     # Ray counts in ten thousandths.
     num_gpus = sum(node.num_gpus for node in with_gpu)
-    return [{"CPU": int(each * 1e4) / 1e4, "GPU": 1.0}] * (wanted or num_gpus)
+    return [{"CPU": int(cpus_per_rank * 1e4) / 1e4, "GPU": 1.0}] * (num_requested or num_gpus)
 
 
-def _place(job: RankJob, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
+def _start_ranks(job: RankJob, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
     """Actors, one for each rank, that have started it.
 
     Raises:
@@ -135,15 +141,17 @@ def _place(job: RankJob, cluster: RayCluster, bundles: list[Bundle]) -> list[Any
     """
     try:
         actors = cluster.actors(Rank, bundles)
-        nodes = cluster.ask([actor.node.remote(str(job.folder)) for actor in actors])
+        nodes = cluster.fetch([actor.node.remote(str(job.folder)) for actor in actors])
         refuse_unfit(nodes, str(job.folder))
-        (place,) = cluster.ask([actors[0].meeting_place.remote()])
-        cpus = {one["NodeID"]: int(one["Resources"].get("CPU", 1)) for one in cluster.nodes()}
-        cluster.ask(
+        (rendezvous,) = cluster.fetch([actors[0].rendezvous_address.remote()])
+        cpus = {node["NodeID"]: int(node["Resources"].get("CPU", 1)) for node in cluster.nodes()}
+        cluster.fetch(
             [
                 actor.start.remote(
                     job.command(),
-                    own_variables(rank, nodes, cpus, has_gpu="GPU" in bundles[rank], place=place),
+                    own_variables(
+                        rank, nodes, cpus, has_gpu="GPU" in bundles[rank], rendezvous=rendezvous
+                    ),
                     str(job.folder),
                 )
                 for rank, actor in enumerate(actors)
@@ -196,7 +204,7 @@ def own_variables(
     cpus: Mapping[str, int],
     *,
     has_gpu: bool,
-    place: tuple[str, int],
+    rendezvous: tuple[str, int],
 ) -> dict[str, str]:
     """A rank's variables.
 
@@ -208,7 +216,7 @@ def own_variables(
         nodes: of each rank, as `Rank.node` returns it.
         cpus: of each node, by its id.
         has_gpu: it sees one, its own, whatever its number among the node's ranks.
-        place: host and port where rank 0 waits for the others.
+        rendezvous: host and port where rank 0 waits for the others.
     """
     id = nodes[rank]["id"]
     mates = [other for other, node in enumerate(nodes) if node["id"] == id]
@@ -217,7 +225,7 @@ def own_variables(
         len(nodes),
         local_rank=0 if has_gpu else mates.index(rank),
         num_local=len(mates),
-        place=place,
+        rendezvous=rendezvous,
     )
     threads = os.environ.get(_THREADS) or nodes[rank]["threads"]
     share = max(1, cpus.get(id, 1) // len(mates))
@@ -231,13 +239,13 @@ def _attend(
     ray = cluster.ray
     waits = {actor.wait.remote(): rank for rank, actor in enumerate(ranks)}
     codes: dict[int, int] = {}
-    is_asked = False
+    is_stopping = False
     while waits and not grace.is_over(codes):
         done, _ = ray.wait(list(waits), num_returns=1, timeout=_POLLED_EVERY_S)
         for reference in done:
             codes[waits.pop(reference)] = _code(cluster, reference)
-        if not is_asked and _is_cut(job):
-            is_asked = True
+        if not is_stopping and _is_cut(job):
+            is_stopping = True
             for actor in ranks:
                 actor.stop.remote()
     if waits:
@@ -250,7 +258,7 @@ def _attend(
 
 def _code(cluster: RayCluster, reference: Any) -> int:
     try:
-        return int(cluster.ask([reference])[0])
+        return int(cluster.fetch([reference])[0])
     except NoAnswer:
         # The actor went with its node, or was killed.
         return _KILLED
@@ -287,7 +295,7 @@ class Rank:
             "threads": psutil.Process().environ().get(_THREADS),
         }
 
-    def meeting_place(self) -> tuple[str, int]:
+    def rendezvous_address(self) -> tuple[str, int]:
         """Address of this node, as the others see it, and a port at which its rank is to wait.
 
         The port is kept until the rank has it: found free and let go, it could be taken in the
@@ -298,8 +306,8 @@ class Rank:
             self._listening = socket.create_server((host, 0))
             return host, int(self._listening.getsockname()[1])
         except OSError:  # An address that leads here without being this machine's own.
-            with socket.create_server(("", 0)) as one:
-                return host, int(one.getsockname()[1])
+            with socket.create_server(("", 0)) as listening:
+                return host, int(listening.getsockname()[1])
 
     def start(self, command: list[str], variables: dict[str, str], folder: str) -> None:
         """Starts the rank's process; its log is in the run's folder."""

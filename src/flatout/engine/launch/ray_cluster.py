@@ -57,7 +57,7 @@ class RayCluster:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
     def reserve(
-        self, wanted: Callable[[], list[Bundle]], limit_s: float = PLACE_LIMIT_S
+        self, requested_bundles: Callable[[], list[Bundle]], limit_s: float = PLACE_LIMIT_S
     ) -> list[Bundle]:
         """Has Ray keep room, spread over its machines: for all that is wanted, or for nothing.
 
@@ -71,7 +71,7 @@ class RayCluster:
         """
         end_s = clock.elapsed_s() + limit_s
         while True:
-            bundles = wanted()
+            bundles = requested_bundles()
             if bundles:
                 self._group = self.ray.util.placement_group(bundles, strategy="SPREAD")
                 if self._group.wait(_COUNTED_EVERY_S):
@@ -99,7 +99,7 @@ class RayCluster:
             for number, bundle in enumerate(bundles)
         ]
 
-    def ask(self, references: Sequence[Any], limit_s: float = PLACE_LIMIT_S) -> list[Any]:
+    def fetch(self, references: Sequence[Any], limit_s: float = PLACE_LIMIT_S) -> list[Any]:
         """The answers of actors, once all have answered.
 
         Raises:
@@ -110,7 +110,7 @@ class RayCluster:
         except self.ray.exceptions.GetTimeoutError as error:
             raise NoAnswer(f"no answer within {limit_s:g} s") from error
         except self.ray.exceptions.RayError as error:
-            raise NoAnswer(said(error)) from error
+            raise NoAnswer(error_line(error)) from error
 
     def _release(self) -> None:
         if self._group is not None:
@@ -140,14 +140,14 @@ def join(address: str | None = None) -> RayCluster:
             raise RunFailed(
                 "scheduler-not-reachable",
                 f"cannot connect to Ray at {where}, although the port answers.",
-                because=said(error),
+                because=error_line(error),
                 fix="compare the versions of Ray and Python with those of the head node, and its "
                 "token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH); check that /tmp has free space",
             ) from error
         raise RunFailed(
             "scheduler-not-reachable",
             f"Ray does not answer at {where}." if where else "Ray is not running here.",
-            because=said(error),
+            because=error_line(error),
             fix="check the address (RAY_ADDRESS; flatout ingest: --address), and that the head "
             "node is running"
             if where
@@ -170,7 +170,7 @@ def begin(num_cpus: int) -> RayCluster:
         raise RunFailed(
             "scheduler-not-reachable",
             "Ray could not be started.",
-            because=said(error),
+            because=error_line(error),
             fix="see its output; or work without Ray: --on local",
         ) from error
     return RayCluster(ray)
@@ -201,7 +201,7 @@ def ray_module() -> Any:
     return ray
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """One line of a Ray error: the exception raised on a node, if any, or else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.fullmatch(line)]

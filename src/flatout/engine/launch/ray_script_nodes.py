@@ -21,12 +21,12 @@ from typing import Any
 from flatout.engine.launch.ray_cluster import PLACE_LIMIT_S, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import finding_from, internal_error
-from flatout.schema.predict_protocol import Broken
+from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.script_launch import (
     LaunchRequest,
+    NodeAddresses,
     NodeEnded,
     NodeEvent,
-    NodePlace,
     NodeSaid,
     NodesStarted,
     computing,
@@ -54,13 +54,13 @@ class ScriptNode:
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader: threading.Thread | None = None
 
-    def place(self) -> NodePlace:
+    def addresses(self) -> NodeAddresses:
         """Where the others reach it: on the address that Ray knows its machine by."""
         host = str(ray_module().util.get_node_ip_address())
-        with socket.socket() as one, socket.socket() as other:
-            for each in (one, other):
-                each.bind((host, 0))
-            return NodePlace(host, (one.getsockname()[1], other.getsockname()[1]))
+        with socket.socket() as first, socket.socket() as second:
+            for listening in (first, second):
+                listening.bind((host, 0))
+            return NodeAddresses(host, (first.getsockname()[1], second.getsockname()[1]))
 
     def start(self, argv: list[str], variables: dict[str, str]) -> None:
         """Starts the script with this node's interpreter."""
@@ -74,7 +74,7 @@ class ScriptNode:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def said(self) -> tuple[list[str], int | None]:
+    def poll_output(self) -> tuple[list[str], int | None]:
         """The lines since the last time, and the exit code once it has ended."""
         assert self._process is not None and self._reader is not None
         code = self._process.poll()
@@ -138,13 +138,13 @@ def _placed(cluster: RayCluster, count: int, *, has_gpus: bool) -> list[Any]:
 def _run(
     cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
 ) -> Iterator[NodeEvent]:
-    places = _start(cluster, request, actors, has_gpus=has_gpus)
+    nodes = _start(cluster, request, actors, has_gpus=has_gpus)
     yield NodesStarted(
         num_nodes=request.nodes,
         folder="",
         gpus=(),
         threads=1,
-        hosts=tuple(place.host for place in places),
+        hosts=tuple(node.host for node in nodes),
     )
     began_s = clock.elapsed_s()
     running = dict(enumerate(actors))
@@ -152,7 +152,7 @@ def _run(
         ended: dict[int, int] = {}
         for node, actor in running.items():
             try:
-                ((lines, code),) = cluster.ask([actor.said.remote()])
+                ((lines, code),) = cluster.fetch([actor.poll_output.remote()])
             except NoAnswer as error:
                 lines, code = [f"Ray: {error}"], _GONE
             yield from (NodeSaid(node=node, text=line) for line in lines)
@@ -177,7 +177,7 @@ def _run(
 
 def _start(
     cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
-) -> list[NodePlace]:
+) -> list[NodeAddresses]:
     """Starts the script on all nodes; where each of them is.
 
     Raises:
@@ -187,12 +187,12 @@ def _start(
     # Ray has hidden the other GPUs from each of its own.
     own = {} if has_gpus else computing(request.framework, None, 1)
     try:
-        places: list[NodePlace] = cluster.ask([actor.place.remote() for actor in actors])
-        told = rendezvous(request.framework, places)
-        cluster.ask(
+        nodes: list[NodeAddresses] = cluster.fetch([actor.addresses.remote() for actor in actors])
+        variables = rendezvous(request.framework, nodes)
+        cluster.fetch(
             [
-                actor.start.remote(argv, {**own, **one})
-                for actor, one in zip(actors, told, strict=True)
+                actor.start.remote(argv, {**own, **rendezvous_variables})
+                for actor, rendezvous_variables in zip(actors, variables, strict=True)
             ]
         )
     except NoAnswer as error:
@@ -202,12 +202,12 @@ def _start(
             because=str(error),
             fix="every machine needs this flatout, and the script at this path",
         ) from error
-    return places
+    return nodes
 
 
 def _end(cluster: RayCluster, actors: list[Any]) -> None:
     with contextlib.suppress(NoAnswer):
-        cluster.ask([actor.end.remote() for actor in actors], 3 * GRACE_S)
+        cluster.fetch([actor.end.remote() for actor in actors], 3 * GRACE_S)
 
 
 def main() -> int:
@@ -220,11 +220,11 @@ def main() -> int:
         for event in launch(request):
             stdio.answers.write(event)
     except FlatoutError as error:
-        stdio.answers.write(Broken(finding=finding_from(error), exit_code=error.exit_code))
+        stdio.answers.write(ProcessFailed(finding=finding_from(error), exit_code=error.exit_code))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - every exception is reported
         traceback.print_exc()
-        stdio.answers.write(Broken(finding=internal_error(error), exit_code=3))
+        stdio.answers.write(ProcessFailed(finding=internal_error(error), exit_code=3))
         return 3
     return 0
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.engine.launch.job import NodeRendezvous, RankJob, say, tell, thread_variables
+from flatout.engine.launch.job import NodeRendezvous, RankJob, log_refusal, say, thread_variables
 from flatout.engine.ranks.rendezvous import is_port_taken, port_taken
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.placement import ending_code
@@ -40,7 +40,7 @@ def launch(job: RankJob) -> int:
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
         say(error)
-        return _code({rank: one.exitcode for rank, one in error.failures.items()})
+        return _code({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException:
         # An older torch has passed the signal on to the ranks, which have stopped in good order.
         return 0
@@ -124,6 +124,6 @@ def _not_met(nodes: NodeRendezvous, error: RuntimeError) -> RunFailed:
 def _logged_once(job: RankJob, error: FlatoutError) -> int:
     """Logs it in the run's history, on the first node only."""
     if job.nodes is None or job.nodes.node == 0:
-        return tell(job, error)
+        return log_refusal(job, error)
     say(error)
     return error.exit_code

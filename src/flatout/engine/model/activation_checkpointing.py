@@ -40,27 +40,27 @@ def repeated_blocks(model: nn.Module) -> Blocks:
     The outermost such lists count. Single torch layers are not blocks, because they keep only their
     input anyway. A model of the transformers library knows its blocks itself.
     """
-    found: dict[str, nn.Module] = {}
-    for name, block in _found(model, ""):
+    blocks: dict[str, nn.Module] = {}
+    for name, block in _blocks_in(model, ""):
         # A block under two names counts once.
-        if not any(block is other for other in found.values()):
-            found[name] = block
-    moving = [name for name, block in found.items() if _has_running_statistics(block)]
+        if not any(block is other for other in blocks.values()):
+            blocks[name] = block
+    moving = [name for name, block in blocks.items() if _has_running_statistics(block)]
     return Blocks(
-        usable={name: block for name, block in found.items() if name not in moving},
+        usable={name: block for name, block in blocks.items() if name not in moving},
         with_running_statistics=tuple(moving),
     )
 
 
 def listed_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The same blocks, by their names; those of models that know theirs, too, one by one."""
-    return dict(_found(model, "", is_asked=False))
+    return dict(_blocks_in(model, "", takes_whole=False))
 
 
-def _found(
-    module: nn.Module, name: str, *, is_asked: bool = True
+def _blocks_in(
+    module: nn.Module, name: str, *, takes_whole: bool = True
 ) -> Iterator[tuple[str, nn.Module]]:
-    if is_asked and has_its_own(module) and not _has_running_statistics(module):
+    if takes_whole and has_its_own(module) and not _has_running_statistics(module):
         yield name, module
         return
     children = list(module.named_children())
@@ -71,7 +71,7 @@ def _found(
         if is_list and is_repeated and not _is_single_layer(child):
             yield path, child
         else:
-            yield from _found(child, path, is_asked=is_asked)
+            yield from _blocks_in(child, path, takes_whole=takes_whole)
 
 
 def has_its_own(module: nn.Module) -> bool:
@@ -107,16 +107,16 @@ def _keep_switched(model: Any, share: float) -> int:
         if getattr(module, name, False) is True
         and not any(getattr(m, name, False) is True for m in module.modules() if m is not module)
     ]
-    kept = math.ceil(share * len(layers))
-    for layer in layers[kept:]:
+    num_switched = math.ceil(share * len(layers))
+    for layer in layers[num_switched:]:
         setattr(layer, name, False)
-    return max(1, kept)
+    return max(1, num_switched)
 
 
 def _has_running_statistics(module: nn.Module) -> bool:
     return any(
-        isinstance(one, _BatchNorm) or (isinstance(one, _NormBase) and one.track_running_stats)
-        for one in module.modules()
+        isinstance(part, _BatchNorm) or (isinstance(part, _NormBase) and part.track_running_stats)
+        for part in module.modules()
     )
 
 

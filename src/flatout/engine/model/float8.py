@@ -126,13 +126,18 @@ def _by_columns(tensor: Tensor) -> Tensor:
 
 
 def _multiplied(
-    one: Tensor, other: Tensor, scale: Tensor, other_scale: Tensor, *, is_fast: bool = False
+    first: Tensor,
+    second: Tensor,
+    first_scale: Tensor,
+    second_scale: Tensor,
+    *,
+    is_fast: bool = False,
 ) -> Tensor:
     return torch._scaled_mm(
-        one,
-        other,
-        scale_a=scale,
-        scale_b=other_scale,
+        first,
+        second,
+        scale_a=first_scale,
+        scale_b=second_scale,
         out_dtype=torch.bfloat16,
         use_fast_accum=is_fast,
     )

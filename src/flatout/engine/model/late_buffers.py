@@ -160,11 +160,11 @@ class BufferSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._holders = [module._buffers for module in model.modules()]
-        self._kept: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]] = []
+        self._saved: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]] = []
 
     def keep(self) -> None:
         """Copies them as they are now."""
-        self._kept = [
+        self._saved = [
             (holder, name, buffer, compact(buffer).clone())
             for holder in self._holders
             for name, buffer in holder.items()
@@ -173,8 +173,8 @@ class BufferSnapshot:
 
     def restore(self) -> None:
         """Restores them, including those replaced by another tensor."""
-        for holder, name, buffer, kept in self._kept:
+        for holder, name, buffer, saved in self._saved:
             holder[name] = buffer
             # Another update may still go back through this forward pass: autograd refuses what was
             # changed in place, but backward of a BatchNorm that trains does not read its averages.
-            compact(buffer).data.copy_(kept)
+            compact(buffer).data.copy_(saved)

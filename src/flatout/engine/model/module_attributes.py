@@ -49,11 +49,11 @@ class ModuleAttributes:
             values.setdefault(module, {})[name] = _detached(value)
         lost = self._too_large()
         return {
-            "values": {m: one for m, one in values.items() if m not in lost},
+            "values": {m: value for m, value in values.items() if m not in lost},
             "is_trained": {
-                name: one.requires_grad
-                for name, one in self._model.named_parameters()
-                if one.requires_grad != self._is_trained.get(name)
+                name: parameter.requires_grad
+                for name, parameter in self._model.named_parameters()
+                if parameter.requires_grad != self._is_trained.get(name)
             },
         }
 
@@ -64,7 +64,7 @@ class ModuleAttributes:
             for module, name, value in _attributes(self._model)
             if _is_other_container(value) and self._has_changed(module, name, value)
         }
-        return sorted(names | {one for module in self._too_large().values() for one in module})
+        return sorted(names | {name for module in self._too_large().values() for name in module})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
@@ -78,7 +78,7 @@ class ModuleAttributes:
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         for module, name, value in _attributes(self._model):
-            if _can_be_kept(value) and self._has_changed(module, name, value):
+            if _can_be_saved(value) and self._has_changed(module, name, value):
                 yield module, name, value
 
     def _has_changed(self, module: str, name: str, value: Any) -> bool:
@@ -87,7 +87,7 @@ class ModuleAttributes:
             return not _is_same_tensor(begun, value)
         if type(begun) is not type(value):
             return True
-        if _can_be_kept(value):
+        if _can_be_saved(value):
             return bool(begun != value)
         return not _has_same_items(begun, value)
 
@@ -96,7 +96,7 @@ class ModuleAttributes:
 
         Nothing of these modules is kept: a count that belongs to a tensor is wrong without it.
         """
-        tensors = [one for one in self._changed() if isinstance(one[2], Tensor)]
+        tensors = [attribute for attribute in self._changed() if isinstance(attribute[2], Tensor)]
         if sum(value.nbytes for *_, value in tensors) <= _MOST_BYTES:
             return {}
         named: dict[str, list[str]] = {}
@@ -120,20 +120,23 @@ def restore(model: nn.Module) -> Iterator[None]:
     """
     modules = dict(model.named_modules())
     buffers = {
-        name: {own: (one, compact(one).detach().clone()) for own, one in module._buffers.items()
-               if one is not None}
+        name: {
+            own: (buffer, compact(buffer).detach().clone())
+            for own, buffer in module._buffers.items()
+            if buffer is not None
+        }
         for name, module in modules.items()
-    }  # fmt: skip
+    }
     slots = {name: dict(module._buffers) for name, module in modules.items()}
-    kept = {
+    copies = {
         (module, name): value.detach().clone()
         if isinstance(value, Tensor)
         else copy.deepcopy(value)
         for module, name, value in _attributes(model)
-        if _can_be_kept(value)
+        if _can_be_saved(value)
     }
-    held = {(module, name): value for module, name, value in _attributes(model)}
-    is_trained = {one: one.requires_grad for one in model.parameters()}
+    originals = {(module, name): value for module, name, value in _attributes(model)}
+    is_trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
         yield
     finally:
@@ -141,33 +144,33 @@ def restore(model: nn.Module) -> Iterator[None]:
             for name, module in modules.items():
                 module._buffers.clear()
                 module._buffers.update(slots[name])
-                for one, value in buffers[name].values():
-                    compact(one).copy_(value)
-        _put_attributes_back(modules, held, kept)
-        for one, was_trained in is_trained.items():
-            one.requires_grad_(was_trained)
+                for buffer, value in buffers[name].values():
+                    compact(buffer).copy_(value)
+        _put_attributes_back(modules, originals, copies)
+        for parameter, was_trained in is_trained.items():
+            parameter.requires_grad_(was_trained)
 
 
 def _put_attributes_back(
     modules: dict[str, nn.Module],
-    held: dict[tuple[str, str], Any],
-    kept: dict[tuple[str, str], Any],
+    originals: dict[tuple[str, str], Any],
+    copies: dict[tuple[str, str], Any],
 ) -> None:
     for module_name, module in modules.items():
-        for name in [one for one in vars(module) if one not in _OF_ALL]:
-            place = module_name, name
-            if place not in held:
+        for name in [attribute for attribute in vars(module) if attribute not in _OF_ALL]:
+            key = module_name, name
+            if key not in originals:
                 delattr(module, name)
-            elif place not in kept:
-                if getattr(module, name) is not held[place]:
-                    setattr(module, name, held[place])
-            elif isinstance(held[place], Tensor):
-                if not held[place].requires_grad or held[place].is_leaf:
+            elif key not in copies:
+                if getattr(module, name) is not originals[key]:
+                    setattr(module, name, originals[key])
+            elif isinstance(originals[key], Tensor):
+                if not originals[key].requires_grad or originals[key].is_leaf:
                     with torch.no_grad():
-                        held[place].copy_(kept[place])
-                setattr(module, name, held[place])
+                        originals[key].copy_(copies[key])
+                setattr(module, name, originals[key])
             else:
-                setattr(module, name, kept[place])
+                setattr(module, name, copies[key])
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -177,7 +180,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
                 yield module_name, name, value
 
 
-def _can_be_kept(value: Any, depth: int = _DEPTH) -> bool:
+def _can_be_saved(value: Any, depth: int = _DEPTH) -> bool:
     if type(value) in _SIMPLE:
         return True
     if isinstance(value, Tensor):
@@ -185,24 +188,24 @@ def _can_be_kept(value: Any, depth: int = _DEPTH) -> bool:
     if depth == 0:
         return False
     if type(value) in (list, tuple):
-        return all(_can_be_kept(item, depth - 1) for item in value)
+        return all(_can_be_saved(item, depth - 1) for item in value)
     if type(value) is dict:
         pairs = (part for pair in value.items() for part in pair)
-        return all(_can_be_kept(part, depth - 1) for part in pairs)
+        return all(_can_be_saved(part, depth - 1) for part in pairs)
     return False
 
 
 def _is_other_container(value: Any) -> bool:
     """Whether it holds relevant state of a type that a checkpoint cannot store."""
     return isinstance(value, set | deque) or (
-        type(value) in (list, dict) and len(value) > 0 and not _can_be_kept(value)
+        type(value) in (list, dict) and len(value) > 0 and not _can_be_saved(value)
     )
 
 
 def _remembered(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value, _version(value)
-    if _can_be_kept(value):
+    if _can_be_saved(value):
         return copy.deepcopy(value)
     # Its items may be anything: later only its length can be compared.
     return copy.copy(value) if _is_other_container(value) else _MISSING
@@ -210,12 +213,12 @@ def _remembered(value: Any) -> Any:
 
 def _has_same_items(begun: Any, value: Any) -> bool:
     """Whether it holds the same objects, or equal numbers and texts."""
-    one, other = (list(it.items() if isinstance(it, dict) else it) for it in (begun, value))
+    first, second = (list(it.items() if isinstance(it, dict) else it) for it in (begun, value))
     if isinstance(value, dict):
-        one, other = ([part for pair in pairs for part in pair] for pairs in (one, other))
-    return len(one) == len(other) and all(
+        first, second = ([part for pair in pairs for part in pair] for pairs in (first, second))
+    return len(first) == len(second) and all(
         a is b or (type(a) in _SIMPLE and type(a) is type(b) and a == b)
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 

@@ -30,9 +30,9 @@ _BACKENDS = {
 def set_matmul_precision(precision: Precision) -> None:
     """tf32 lets CUDA's matrix products and convolutions round fp32 inputs to 10 bits; fp32 not."""
     is_tf32 = precision == "tf32"
-    for place in _fp32_places():
+    for settings in _fp32_settings():
         # An experiment's setting for one kind of operation would override the following.
-        place.fp32_precision = "none"
+        settings.fp32_precision = "none"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
 
@@ -55,30 +55,30 @@ def restored_fp32_settings() -> Iterator[None]:
     API writes to the other, and the older one raises if the two contradict each other.
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32 (TF32)".
     """
-    kept = [(place, place.fp32_precision) for place in _fp32_places()]
+    saved = [(settings, settings.fp32_precision) for settings in _fp32_settings()]
     matmul, is_cudnn_tf32 = _older_settings()
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = is_cudnn_tf32
-        for place, value in kept:
-            place.fp32_precision = value
+        for settings, value in saved:
+            settings.fp32_precision = value
 
 
-def _fp32_places() -> list[Any]:
+def _fp32_settings() -> list[Any]:
     """torch's settings of the newer kind: for all, by library, by operation."""
     backends: Any = torch.backends
     if not hasattr(backends.cuda.matmul, "fp32_precision"):
         return []
     libraries = (backends.cudnn, backends.mkldnn)
-    places = [backends, backends.cuda.matmul, *libraries]
+    found_settings = [backends, backends.cuda.matmul, *libraries]
     for library in libraries:
         for name in ("matmul", "conv", "rnn"):
-            place = getattr(library, name, None)
-            if hasattr(place, "fp32_precision"):
-                places.append(place)
-    return places
+            settings = getattr(library, name, None)
+            if hasattr(settings, "fp32_precision"):
+                found_settings.append(settings)
+    return found_settings
 
 
 def _older_settings() -> tuple[str, bool]:
@@ -95,7 +95,7 @@ def _older_settings() -> tuple[str, bool]:
         is_cudnn_tf32 = backends.cudnn.allow_tf32
     except RuntimeError:
         operations = (backends.cudnn.conv, backends.cudnn.rnn)
-        is_cudnn_tf32 = any(one.fp32_precision != "tf32" for one in operations)
+        is_cudnn_tf32 = any(operation.fp32_precision != "tf32" for operation in operations)
     return matmul, is_cudnn_tf32
 
 
@@ -153,7 +153,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     needed = _NEEDED.get(precision, (0, 0))
     if capability < needed:
-        has, wants = (f"{one[0]}.{one[1]}" for one in (capability, needed))
+        has, wants = (f"{version[0]}.{version[1]}" for version in (capability, needed))
         instead = "fp16 or fp32" if capability < _NEEDED["bf16"] else "bf16, fp16 or fp32"
         raise _not_here(precision, f"compute capability {has}; {precision} needs {wants}", instead)
 
@@ -166,7 +166,7 @@ def check_layers(precision: Precision, model: nn.Module, device: torch.device) -
     """
     if precision != "bf16" or device.type != "cpu" or can_compute_lstm_in_bf16():
         return
-    if any(isinstance(one, nn.LSTM) for one in model.modules()):
+    if any(isinstance(module, nn.LSTM) for module in model.modules()):
         because = "torch supports nn.LSTM in bf16 only on CPUs with AVX-512"
         raise _not_here(precision, because, "fp32")
 

@@ -120,9 +120,9 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Loads a state, of whatever implementation; the optimizer keeps its own."""
     names = ("foreach", "fused", "capturable")
-    kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
+    saved_flags = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, flags in zip(optimizer.param_groups, kept, strict=True):
+    for group, flags in zip(optimizer.param_groups, saved_flags, strict=True):
         group.update(flags)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -201,7 +201,7 @@ def _not_for_kernels(optimizer: Optimizer) -> list[dict[str, Any]]:
         if group.get("fused")
         and (
             any(p.grad is not None and p.grad.is_sparse for p in group["params"])
-            or len({one is None for one in _momenta(optimizer, group)}) == 2
+            or len({momentum is None for momentum in _momenta(optimizer, group)}) == 2
         )
     ]
 
@@ -211,7 +211,7 @@ def _undefined_if_skipped(optimizer: Optimizer) -> list[dict[str, Any]]:
     skipped.
     """
     is_first = any(None in _momenta(optimizer, group) for group in optimizer.param_groups)
-    return [one for one in optimizer.param_groups if one.get("fused")] if is_first else []
+    return [group for group in optimizer.param_groups if group.get("fused")] if is_first else []
 
 
 def _has_fused_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
@@ -223,7 +223,7 @@ def _momenta(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor | None]
     if not _has_fused_momentum(optimizer, group):
         return []
     trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-    return [optimizer.state.get(one, {}).get("momentum_buffer") for one in trained]
+    return [optimizer.state.get(weight, {}).get("momentum_buffer") for weight in trained]
 
 
 def _begin_at_zero(optimizer: Optimizer, group: dict[str, Any]) -> None:
@@ -288,7 +288,9 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
     @torch.no_grad()
     def step() -> None:
         gradients = [[p.grad for p in members] for members in members_by_call]
-        is_other = any(one is None or one.is_sparse for row in gradients for one in row)
+        is_other = any(
+            gradient is None or gradient.is_sparse for row in gradients for gradient in row
+        )
         if is_other or any(parameter.grad is not None for parameter in others):
             # Not the same parameters as when this was prepared: torch's own way sorts that out.
             own_step(optimizer)

@@ -48,12 +48,12 @@ class LrSchedulers:
         # As the experiment sets them: a scheduler changes some as soon as it is built.
         self._begun_with = groups_of(optimizers)
         self._by_name, self._are_named = built_schedulers(experiment, optimizers.given, total_steps)
-        for name, one in self._by_name.items():
-            if not hasattr(one, "state_dict") or isinstance(one, Optimizer):
+        for name, scheduler in self._by_name.items():
+            if not hasattr(scheduler, "state_dict") or isinstance(scheduler, Optimizer):
                 whose = f" for {name!r}" if self._are_named else ""
                 raise UsageError(
                     "bad-experiment",
-                    f"`schedule` returned {kind_text(one)}{whose}.",
+                    f"`schedule` returned {kind_text(scheduler)}{whose}.",
                     fix="return a learning-rate scheduler, or a dict of them by name; for a "
                     "constant rate, leave `schedule` out",
                 )
@@ -83,8 +83,8 @@ class LrSchedulers:
 
     def after_update(self) -> None:
         """An update was made; only to be called if they are per step."""
-        for one in self._by_name.values():
-            step_scheduler(one)
+        for scheduler in self._by_name.values():
+            step_scheduler(scheduler)
 
     def after_epoch(self, value: float | None) -> None:
         """An epoch has ended.
@@ -94,11 +94,11 @@ class LrSchedulers:
         """
         if self.are_per_step:
             return
-        for one in self._by_name.values():
-            if not goes_by_metric(one):
-                step_scheduler(one)
+        for scheduler in self._by_name.values():
+            if not goes_by_metric(scheduler):
+                step_scheduler(scheduler)
             elif value is not None:
-                step_scheduler(one, value)
+                step_scheduler(scheduler, value)
 
     def outlook(self, num_made: int) -> Outlook | None:
         """The coverage of the steps to come; None if it cannot be predicted.
@@ -115,7 +115,7 @@ class LrSchedulers:
         if not self._by_name or self.go_by_metric or self.know_length:
             return False
         rehearsal = self._rehearsal()
-        states = {name: one.state_dict() for name, one in self._by_name.items()}
+        states = {name: scheduler.state_dict() for name, scheduler in self._by_name.items()}
         rehearsal.go_on_from(groups_of(self._optimizers), states)
         if not rehearsal.has_rate():
             return True
@@ -136,14 +136,14 @@ class LrSchedulers:
         for _ in range(num_steps if self._by_name else 0):
             rehearsal.step()
         groups = rehearsal.groups()
-        for name, one in self._by_name.items():
-            if goes_by_metric(one):
+        for name, scheduler in self._by_name.items():
+            if goes_by_metric(scheduler):
                 saved = (states or {}).get(name) if self._are_named else states
-                if saved is not None and saved.keys() == one.state_dict().keys():
-                    one.load_state_dict(saved)
+                if saved is not None and saved.keys() == scheduler.state_dict().keys():
+                    scheduler.load_state_dict(saved)
                     groups = _without_rates(groups)
             else:
-                one.load_state_dict(rehearsal.schedulers[name].state_dict())
+                scheduler.load_state_dict(rehearsal.schedulers[name].state_dict())
         put_groups(self._optimizers, groups)
 
     def _rehearsal(self) -> ScheduleRehearsal:
@@ -153,7 +153,7 @@ class LrSchedulers:
 
     def state_dict(self) -> Any:
         """Their states: by name if they have names; None if there are none."""
-        states = {name: one.state_dict() for name, one in self._by_name.items()}
+        states = {name: scheduler.state_dict() for name, scheduler in self._by_name.items()}
         return states if self._are_named else states.get("schedule")
 
     def load_state_dict(self, state: Any) -> None:
@@ -163,13 +163,13 @@ class LrSchedulers:
             KeyError: the state is that of other schedulers.
         """
         if state is not None:
-            for name, one in self._by_name.items():
-                one.load_state_dict(state[name] if self._are_named else state)
+            for name, scheduler in self._by_name.items():
+                scheduler.load_state_dict(state[name] if self._are_named else state)
 
 
 def _without_rates(groups: Groups) -> Groups:
     """Without the rates, which a schedule by the metric has lowered as it went."""
     return [
-        [{name: value for name, value in one.items() if name != "lr"} for one in settings]
+        [{name: value for name, value in group.items() if name != "lr"} for group in settings]
         for settings in groups
     ]

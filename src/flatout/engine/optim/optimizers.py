@@ -73,7 +73,7 @@ class Optimizers:
 
     def num_weights(self) -> list[list[int]]:
         """The number of weights in each of their parameter groups."""
-        return [[len(group["params"]) for group in one.param_groups] for one in self]
+        return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self]
 
     def check_implementation(
         self, implementation: OptimizerImplementation, *, can_be_fused: bool
@@ -103,7 +103,9 @@ class Optimizers:
 
     def learning_rates(self) -> dict[str, float]:
         """The rate of each one's first group."""
-        return {name: float(one.param_groups[0]["lr"]) for name, one in self.by_name.items()}
+        return {
+            name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self.by_name.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Their states: by name if they have names."""

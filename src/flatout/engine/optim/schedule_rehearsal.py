@@ -103,7 +103,7 @@ def step_scheduler(scheduler: Any, *value: float) -> None:
 
 def groups_of(optimizers: Optimizers) -> Groups:
     """The settings of all optimizers' groups, without their parameters."""
-    return [[_settings(group) for group in one.param_groups] for one in optimizers]
+    return [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
 
 
 def put_groups(optimizers: Optimizers, groups: Groups) -> None:
@@ -111,10 +111,10 @@ def put_groups(optimizers: Optimizers, groups: Groups) -> None:
     for optimizer, settings in zip(optimizers, groups, strict=True):
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             for name, value in values.items():
-                held = group.get(name)
-                if isinstance(held, Tensor) and isinstance(value, int | float | Tensor):
+                current = group.get(name)
+                if isinstance(current, Tensor) and isinstance(value, int | float | Tensor):
                     # In place, because a CUDA graph reads this memory.
-                    held.fill_(value)
+                    current.fill_(value)
                 else:
                     group[name] = value
 
@@ -134,7 +134,7 @@ class ScheduleRehearsal:
         total_steps: int | None,
     ) -> None:  # fmt: skip
         pairs = zip(optimizers.by_name.items(), groups, strict=True)
-        by_name = {name: _stand_in(one, settings) for (name, one), settings in pairs}
+        by_name = {name: _stand_in(optimizer, settings) for (name, optimizer), settings in pairs}
         self._optimizers = Optimizers(
             by_name if isinstance(optimizers.given, Mapping) else next(iter(by_name.values()))
         )
@@ -147,9 +147,9 @@ class ScheduleRehearsal:
         Raises:
             RunFailed: schedule-is-over.
         """
-        for one in self.schedulers.values():
-            if not goes_by_metric(one):
-                step_scheduler(one)
+        for scheduler in self.schedulers.values():
+            if not goes_by_metric(scheduler):
+                step_scheduler(scheduler)
         self._largest = max(self._largest, self._rate())
 
     def has_rate(self) -> bool:
@@ -167,7 +167,7 @@ class ScheduleRehearsal:
             self.schedulers[name].load_state_dict(state)
 
     def _rate(self) -> float:
-        rates = [group["lr"] for one in self._optimizers for group in one.param_groups]
+        rates = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
         return max((abs(float(rate)) for rate in rates), default=0.0)
 
 
@@ -234,8 +234,8 @@ def _stand_in(optimizer: Optimizer, settings: list[dict[str, Any]]) -> Optimizer
     """An optimizer of the same kind and weights, whose groups can be changed and nothing else."""
     stand_in: Optimizer = object.__new__(type(optimizer))
     # `step` is what a scheduler has put there, which belongs to the other one.
-    kept = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
-    stand_in.__dict__.update(kept)
+    attributes = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
+    stand_in.__dict__.update(attributes)
     stand_in.state = defaultdict(dict)
     stand_in.param_groups = [
         {

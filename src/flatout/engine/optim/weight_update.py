@@ -89,7 +89,7 @@ class WeightUpdate:
         # A scaler's gradients have been divided since their norm was taken.
         if self.norm is not None and self._scaler is None:
             self._scale(largest, self.norm())
-        elif any(_is_sparse(one) for one in self.parameters):
+        elif any(_is_sparse(parameter) for parameter in self.parameters):
             self._scale(largest, torch.nn.utils.get_total_norm(self.gradients()))
         else:
             torch.nn.utils.clip_grad_norm_(self.parameters, largest)
@@ -97,11 +97,11 @@ class WeightUpdate:
     def _scale(self, largest: float, norm: Tensor) -> None:
         """Clips as torch does it, with a norm that is known."""
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-        scale([local_part(one) for one in self.gradients()], factor)
+        scale([local_part(gradient) for gradient in self.gradients()], factor)
 
     def _apply_scaled(self, scaler: torch.amp.GradScaler) -> None:
         # A scaler does not take an optimizer none of whose weights was used.
-        used = [one for one in self._optimizers if _has_gradient(one)]
+        used = [optimizer for optimizer in self._optimizers if _has_gradient(optimizer)]
         if self._clip_norm is not None:
             for optimizer in used:
                 scaler.unscale_(optimizer)

@@ -14,7 +14,7 @@ from torch import Tensor
 from flatout.engine.predict.inputs import Row
 from flatout.engine.predict.rows import is_picture, rows_of
 from flatout.errors import UsageError
-from flatout.schema.predict_protocol import ROWS_IN_FOLDER, Answer, Predicted
+from flatout.schema.predict_protocol import ROWS_IN_FOLDER, Predicted, Reply
 from flatout.system import atomic_files
 from flatout.system.store.row_files import CsvRows, JsonRows, NpyRows, RowFile
 
@@ -55,7 +55,7 @@ class RowFormat:
 
 
 def open_output(
-    text: str | None, inputs: Sequence[str], row_format: RowFormat, send: Callable[[Answer], None]
+    text: str | None, inputs: Sequence[str], row_format: RowFormat, send: Callable[[Reply], None]
 ) -> Output:
     """Opens the destination of predictions.
 
@@ -93,7 +93,7 @@ def _refuse_input(path: Path, input_paths: set[Path]) -> None:
 class _ToParent:
     """Every prediction is a line."""
 
-    def __init__(self, row_format: RowFormat, send: Callable[[Answer], None]) -> None:
+    def __init__(self, row_format: RowFormat, send: Callable[[Reply], None]) -> None:
         self.path: Path | None = None
         self._row_format = row_format
         self._send = send

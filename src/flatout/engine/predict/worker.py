@@ -28,15 +28,15 @@ from flatout.schema.finding import (
     option_without_effect,
 )
 from flatout.schema.predict_protocol import (
-    Answer,
-    Broken,
     Counted,
     Evaluated,
     Loaded,
     Noted,
     Predicted,
-    Question,
+    PredictJob,
+    ProcessFailed,
     Refused,
+    Reply,
     Written,
 )
 from flatout.system.clock import elapsed_s
@@ -53,7 +53,7 @@ class ReplyWriter:
     def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
 
-    def write(self, line: Answer) -> None:
+    def write(self, line: Reply) -> None:
         """Writes a line; predictions come together at the end of their batch."""
         self._lines.write(line, is_flushed=not isinstance(line, Predicted))
 
@@ -67,7 +67,7 @@ def main() -> int:
     stdio = JsonStdio()
     replies = ReplyWriter(stdio.answers)
     try:
-        request = stdio.read(Question)
+        request = stdio.read(PredictJob)
         stdio.exit_when_closed()
         handle(request, replies)
     except BrokenPipeError:
@@ -80,7 +80,7 @@ def main() -> int:
     return 0
 
 
-def handle(request: Question, replies: ReplyWriter) -> None:
+def handle(request: PredictJob, replies: ReplyWriter) -> None:
     """Predicts or evaluates, and sends the results.
 
     Raises:
@@ -90,7 +90,7 @@ def handle(request: Question, replies: ReplyWriter) -> None:
         (_evaluate if request.verb == "evaluate" else _predict)(request, replies)
 
 
-def _load(request: Question, replies: ReplyWriter) -> Predictor:
+def _load(request: PredictJob, replies: ReplyWriter) -> Predictor:
     predictor = load(
         request.folder,
         use=request.fixed,
@@ -113,7 +113,7 @@ def _load(request: Question, replies: ReplyWriter) -> Predictor:
     return predictor
 
 
-def _evaluate(request: Question, replies: ReplyWriter) -> None:
+def _evaluate(request: PredictJob, replies: ReplyWriter) -> None:
     predictor = _load(request, replies)
     measured = predictor.evaluate(batch_size=request.batch_size)
     metrics = {name: value if isfinite(value) else None for name, value in measured.metrics.items()}
@@ -133,7 +133,7 @@ def _evaluate(request: Question, replies: ReplyWriter) -> None:
     )
 
 
-def _predict(request: Question, replies: ReplyWriter) -> None:
+def _predict(request: PredictJob, replies: ReplyWriter) -> None:
     predictor = _load(request, replies)
     experiment = predictor.experiment
     if experiment.labels is None and request.top > 1:
@@ -151,7 +151,7 @@ def _predict(request: Question, replies: ReplyWriter) -> None:
 
 
 def _predict_all(
-    request: Question, predictor: Predictor, output: Output, replies: ReplyWriter
+    request: PredictJob, predictor: Predictor, output: Output, replies: ReplyWriter
 ) -> None:
     experiment = predictor.experiment
     read = experiment.predict_data or read_tensors
@@ -235,17 +235,17 @@ def _one_line(error: Exception) -> str:
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
-def _failure(error: BaseException) -> Broken:
+def _failure(error: BaseException) -> ProcessFailed:
     """The line that says why nothing more comes."""
     known_error = to_flatout_error(error)
     if known_error is None:
-        return Broken(finding=internal_error(error), exit_code=3)
+        return ProcessFailed(finding=internal_error(error), exit_code=3)
     if known_error.rule == "out-of-memory":
         fix = "use a smaller batch: --batch-size N"
         known_error = RunFailed(
             known_error.rule, known_error.problem, because=known_error.because, fix=fix
         )
-    return Broken(finding=finding_from(known_error), exit_code=known_error.exit_code)
+    return ProcessFailed(finding=finding_from(known_error), exit_code=known_error.exit_code)
 
 
 _TOP_WITHOUT_LABELS = option_without_effect(

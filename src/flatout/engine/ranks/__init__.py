@@ -14,7 +14,7 @@ every batch, and all make the same update.
 - launcher: one file in `engine/launch/`, named as in `--on`, with `launch(job) -> int`: starts
   the ranks, waits until all have ended, gives the exit code. Once one has ended,
   `system/store/shutdown_grace.py` says how long it waits for the others. It restarts nothing,
-  and writes into the run only why it could start no rank (`job.tell`)
+  and writes into the run only why it could start no rank (`job.log_refusal`)
 - rank: `python -m flatout.engine.training.worker RUN_DIR --ranked --attached --change JSON`
   (`RankJob.command`), with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`
   and `MASTER_PORT` (`rank_variables`), and `OMP_NUM_THREADS`, cores / ranks of its machine

@@ -42,8 +42,8 @@ class BufferSync:
         if len(now) != len(self._seen):
             return [True] * len(now)
         is_traced = [
-            one is not before or version != seen
-            for (_, one, version), (_, before, seen) in zip(now, self._seen, strict=True)
+            buffer is not before or version != seen
+            for (_, buffer, version), (_, before, seen) in zip(now, self._seen, strict=True)
         ]
         moved = {
             id(module)
@@ -51,8 +51,8 @@ class BufferSync:
             if is_moved or (isinstance(module, _NormBase) and module.training)
         }
         return [
-            is_moved or (id(module) in moved and one.is_floating_point())
-            for (module, one, _), is_moved in zip(now, is_traced, strict=True)
+            is_moved or (id(module) in moved and buffer.is_floating_point())
+            for (module, buffer, _), is_moved in zip(now, is_traced, strict=True)
         ]
 
     def shapes(self) -> list[list[int]]:
@@ -67,7 +67,7 @@ class BufferSync:
         buffers = self._those(moved)
         if not buffers:
             return []
-        flat = torch.cat([_reals(one).flatten().double() for one in buffers])
+        flat = torch.cat([_reals(buffer).flatten().double() for buffer in buffers])
         # Without samples it says nothing; infinity, as in a mask, times 0 would be NaN.
         return [flat.mul_(num_samples) if num_samples else flat.zero_()]
 
@@ -76,19 +76,19 @@ class BufferSync:
         """Replaces those by their means over all samples; whole numbers are rounded."""
         buffers = self._those(moved)
         if buffers:
-            parts = (sums[0] / num_samples).split([_reals(one).numel() for one in buffers])
-            for one, part in zip(buffers, parts, strict=True):
-                value = part.view(_reals(one).shape)
-                if one.is_complex():
+            parts = (sums[0] / num_samples).split([_reals(buffer).numel() for buffer in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                value = part.view(_reals(buffer).shape)
+                if buffer.is_complex():
                     value = torch.complex(value[..., 0], value[..., 1])
-                elif not one.is_floating_point():
+                elif not buffer.is_floating_point():
                     value = value.round()
-                one.data.copy_(value)
+                buffer.data.copy_(value)
         self._seen = self._now()
 
     def _those(self, moved: list[bool]) -> list[Tensor]:
         pairs = zip(self._now(), moved, strict=True)
-        return [compact(one) for (_, one, _), is_moved in pairs if is_moved]
+        return [compact(buffer) for (_, buffer, _), is_moved in pairs if is_moved]
 
 
 def _reals(buffer: Tensor) -> Tensor:

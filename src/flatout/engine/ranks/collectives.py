@@ -87,7 +87,7 @@ class Collectives:
         """
 
         def add() -> None:
-            works = [dist.all_reduce(one, group=self._nccl, async_op=True) for one in tensors]
+            works = [dist.all_reduce(tensor, group=self._nccl, async_op=True) for tensor in tensors]
             for work in works:
                 work.wait()
             if self._nccl is not None and works:
@@ -141,8 +141,8 @@ class Collectives:
         """Replaces tensors by the first rank's."""
 
         def copy() -> None:
-            for one in tensors:
-                dist.broadcast(one, src=0, group=self._nccl if one.is_cuda else None)
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0, group=self._nccl if tensor.is_cuda else None)
 
         self._calling(copy)
 

@@ -48,13 +48,13 @@ class Connection:
     num_met: how often all of them have exchanged numbers. tensors: sends them.
 
     Args:
-        place: which rank this is.
+        rank_env: which rank this is.
         run: that they train, by a name that no other one has: those of another run are not met,
             if they come to the same address.
     """
 
-    def __init__(self, place: RankEnv, run: str = "") -> None:
-        self.place = place
+    def __init__(self, rank_env: RankEnv, run: str = "") -> None:
+        self.rank_env = rank_env
         self._run = run
         self._notices: FailureNotices | None = None
         self._patience: WaitWatchdog | None = None
@@ -62,17 +62,17 @@ class Connection:
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
         self.num_met = 0
-        self.tensors = Collectives(self._call, place.limit_s, self._has_peer_left)
+        self.tensors = Collectives(self._call, rank_env.limit_s, self._has_peer_left)
         # The kernel's connections to other ranks, where it shows them.
         self._to_peers: frozenset[int] = frozenset()
         # Once it has joined.
         self._store: Any = None
 
-    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
+    def join(self, report: Callable[[Finding], None], request: StopRequest) -> None:
         """Waits for all ranks and connects them.
 
         Args:
-            tell: receives notes on long waits while they last, also from another thread.
+            report: receives notes on long waits while they last, also from another thread.
             request: may ask for the end of it.
 
         Raises:
@@ -80,14 +80,14 @@ class Connection:
                 UsageError: ranks-differ.
             StoppedEarly: the first rank got a stop request.
         """
-        place = self.place
-        named = PrefixStore(f"flatout/{self._run}", open_store(place))
-        self._store = TimeoutStore(named, place.limit_s)
-        words = TimeoutStore(named, min(WORD_LIMIT_S, place.limit_s))
-        self._notices = FailureNotices(words, place)
-        self._patience = WaitWatchdog(self._store, place)
+        rank_env = self.rank_env
+        named = PrefixStore(f"flatout/{self._run}", open_store(rank_env))
+        self._store = TimeoutStore(named, rank_env.limit_s)
+        words = TimeoutStore(named, min(WORD_LIMIT_S, rank_env.limit_s))
+        self._notices = FailureNotices(words, rank_env)
+        self._patience = WaitWatchdog(self._store, rank_env)
         try:
-            wrong = unlike(self._met(tell, request))
+            wrong = unlike(self._met(report, request))
         except RuntimeError as error:
             raise not_together(
                 "the rendezvous store was lost before all ranks had joined.", str(error)
@@ -95,24 +95,24 @@ class Connection:
         if wrong is not None:
             raise wrong
         before = open_connections()
-        self._call(lambda: self._connect(named, timedelta(seconds=place.limit_s)))
+        self._call(lambda: self._connect(named, timedelta(seconds=rank_env.limit_s)))
         self._to_peers = open_connections() - before
-        self._cut_watch = TcpKeepalive(min(_CUT_LIMIT_S, place.limit_s))
-        self._patience.begin(tell)
+        self._cut_watch = TcpKeepalive(min(_CUT_LIMIT_S, rank_env.limit_s))
+        self._patience.begin(report)
 
-    def _met(self, tell: Callable[[Finding], None], request: StopRequest) -> list[bytes]:
+    def _met(self, report: Callable[[Finding], None], request: StopRequest) -> list[bytes]:
         """Waits for all ranks; gives what each has laid down about itself, by rank."""
-        store, place = self._store, self.place
-        names = [f"here/{rank}" for rank in range(place.size)]
-        store.set(names[place.rank], versions_here())
+        store, rank_env = self._store, self.rank_env
+        names = [f"here/{rank}" for rank in range(rank_env.size)]
+        store.set(names[rank_env.rank], versions_here())
         try:
             # One rank looks who is missing, so that one rank says it.
-            awaited = names if place.is_first else ["all"]
-            await_words(store, awaited, place, tell, request)
-            word = _ALL_CAME if place.is_first else store.get("all").decode()
+            awaited = names if rank_env.is_first else ["all"]
+            await_words(store, awaited, rank_env, report, request)
+            word = _ALL_CAME if rank_env.is_first else store.get("all").decode()
         except StoppedEarly as early:
             word = early.reason
-        if place.is_first:
+        if rank_env.is_first:
             store.set("all", word)
         if word == TERMINATED:
             raise not_together(
@@ -127,8 +127,8 @@ class Connection:
         dist.init_process_group(
             "gloo",
             store=PrefixStore("gloo", store),
-            rank=self.place.rank,
-            world_size=self.place.size,
+            rank=self.rank_env.rank,
+            world_size=self.rank_env.size,
             timeout=limit,
         )
 
@@ -155,7 +155,7 @@ class Connection:
     def numbers(self, own: list[float]) -> list[tuple[float, ...]]:
         """The same few numbers of every rank, by rank."""
         if self._table is None:
-            self._table = _Table(self.place.size, len(own))
+            self._table = _Table(self.rank_env.size, len(own))
         table = self._table
         table.write(own)
         self._call(lambda: dist.all_gather(table.rows, table.own))
@@ -164,7 +164,7 @@ class Connection:
 
     def put(self, name: str, value: bytes) -> None:
         """Lays down a value of this rank's, for the others to take after the next meeting."""
-        self._call(lambda: self._store.set(f"{name}/{self.place.rank}", value))
+        self._call(lambda: self._store.set(f"{name}/{self.rank_env.rank}", value))
 
     def take(self, name: str, rank: int) -> bytes:
         """A value that a rank has laid down before."""
@@ -173,7 +173,7 @@ class Connection:
 
     def drop(self, name: str) -> None:
         """Removes a value of this rank's, once all have taken it."""
-        self._call(lambda: self._store.delete_key(f"{name}/{self.place.rank}"))
+        self._call(lambda: self._store.delete_key(f"{name}/{self.rank_env.rank}"))
 
     def loss_in(self, error: Exception) -> FlatoutError | None:
         """The finding for an error of torch.distributed that did not come through here."""
@@ -215,5 +215,5 @@ class _Table:
     def read(self) -> list[tuple[float, ...]]:
         """Reads the values of all ranks, by rank."""
         numbers = self._got.tolist()
-        each = self._num_columns
-        return [tuple(numbers[at : at + each]) for at in range(0, len(numbers), each)]
+        width = self._num_columns
+        return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]

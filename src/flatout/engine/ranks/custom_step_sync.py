@@ -39,16 +39,16 @@ class CustomStepSync:
     def __init__(self, group: MultiRank, passes: SyncedPasses, batch_size: int) -> None:
         self._group = group
         self._passes = passes
-        self._wishes: Callable[[], StepRequests] = StepRequests
+        self._requests_now: Callable[[], StepRequests] = StepRequests
         self._num_exchanges = 0
         self.batch_size = batch_size
         self.own_samples = 0
         self.num_samples = 0
         self.heard = StepRequests()
 
-    def listen(self, wishes: Callable[[], StepRequests]) -> None:
+    def listen(self, requests_now: Callable[[], StepRequests]) -> None:
         """See GradientSync."""
-        self._wishes = wishes
+        self._requests_now = requests_now
 
     def update_of(self, model: nn.Module, parameters: list[Tensor]) -> SharedUpdate:
         """The exchange that makes the updates of these parameters those of the whole batch."""
@@ -62,7 +62,7 @@ class CustomStepSync:
         [(batch, self.own_samples)] = self._passes.evened(update)
         return batch
 
-    def told(self, losses: dict[str, tuple[Tensor, Any]]) -> dict[str, Tensor]:
+    def averaged(self, losses: dict[str, tuple[Tensor, Any]]) -> dict[str, Tensor]:
         """Losses of the whole batch, from values with their counts; without one, from means.
 
         Raises:
@@ -79,19 +79,19 @@ class CustomStepSync:
         for index, (total, count) in enumerate(rows):
             table[index, 0] = total * bool(own)
             table[index, 1] = count
-        wishes, names = self._wishes(), "\n".join(losses)
+        requests, names = self._requests_now(), "\n".join(losses)
         all_flags = self._group.all_reduce_flags(
             StepFlags(
-                place=_TELLING + zlib.crc32(names.encode()),
+                sync_point=_TELLING + zlib.crc32(names.encode()),
                 num_samples=own,
-                stop=stop_number(wishes.stop),
-                is_save_due=wishes.is_save_due,
-                has_moved=wishes.has_moved,
+                stop=stop_number(requests.stop),
+                is_save_due=requests.is_save_due,
+                has_moved=requests.has_moved,
             )
         )
         self._group.connection.tensors.settle(is_all=False)
         self._group.connection.tensors.add_up([table], is_update=True)
-        self.num_samples = round(sum(one.num_samples for one in all_flags))
+        self.num_samples = round(sum(flags.num_samples for flags in all_flags))
         self.heard = agreed(all_flags)
         means = table[:, 0] / (table[:, 1] + (table[:, 1] == 0))
         return {

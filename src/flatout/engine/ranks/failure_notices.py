@@ -22,20 +22,20 @@ class FailureNotices:
 
     Args:
         store: of the rendezvous; lost together with the process that keeps it.
-        place: which rank this is, of how many.
+        rank_env: which rank this is, of how many.
     """
 
-    def __init__(self, store: Any, place: RankEnv) -> None:
+    def __init__(self, store: Any, rank_env: RankEnv) -> None:
         self._store = store
-        self._place = place
-        self._others = [rank for rank in range(place.size) if rank != place.rank]
+        self._rank_env = rank_env
+        self._others = [rank for rank in range(rank_env.size) if rank != rank_env.rank]
 
     def leave(self, error: BaseException) -> None:
         """Leaves word why this rank has to go."""
         # The store may be gone with rank 0: then no one is left to read the notice, and this rank
         # raises its own error anyway.
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"failed/{self._place.rank}", word_of(error, self._place.rank))
+            self._store.set(f"failed/{self._rank_env.rank}", word_of(error, self._rank_env.rank))
 
     def of_loss(self, error: RuntimeError) -> FlatoutError:
         """The error to raise when other ranks cannot be reached any more.
@@ -47,7 +47,7 @@ class FailureNotices:
         # Its RuntimeError says just that, and `silent` remains.
         silent = [0]
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"here-still/{self._place.rank}", "1")
+            self._store.set(f"here-still/{self._rank_env.rank}", "1")
             until_s = elapsed_s() + WORD_LIMIT_S
             while elapsed_s() < until_s:
                 for rank in self._others:
@@ -59,20 +59,20 @@ class FailureNotices:
             silent = [rank for rank in self._others if not self._has(f"here-still/{rank}")]
         return self._lost(silent, str(error).strip())
 
-    def _lost(self, silent: list[int], said: str) -> RunFailed:
+    def _lost(self, silent: list[int], error_text: str) -> RunFailed:
         # The kernel says the first two, of a connection that leads nowhere; gloo says the third.
         signs = {
             "connection timed out": "cannot be reached",
             "no route to host": "cannot be reached",
-            "timed out": f"has not answered for {self._place.limit_s:g} s",
+            "timed out": f"has not answered for {self._rank_env.limit_s:g} s",
         }
-        found = [how for sign, how in signs.items() if sign in said.lower()]
-        how = found[0] if found else "exited without an error message"
+        matches = [how for sign, how in signs.items() if sign in error_text.lower()]
+        how = matches[0] if matches else "exited without an error message"
         who = " and ".join(map(str, silent)) or "?"
         return RunFailed(
             "rank-lost",
-            f"rank {who} of {self._place.size} {how}.",
-            because=said.splitlines()[0] if said else None,
+            f"rank {who} of {self._rank_env.size} {how}.",
+            because=error_text.splitlines()[0] if error_text else None,
             fix="nothing is lost: resume the run, unless `flatout train` has already done so",
         )
 
@@ -100,7 +100,7 @@ def word_of(error: BaseException, rank: int) -> bytes:
 
 def error_in(word: bytes, rank: int) -> FlatoutError:
     """The error from another rank's notice, as raised on this one."""
-    told = json.loads(word)
-    kind = UsageError if told["is_usage"] else RunFailed
-    problem = f"rank {rank}: {told['problem']}"
-    return kind(told["rule"], problem, because=told["because"], fix=told["fix"])
+    notice = json.loads(word)
+    kind = UsageError if notice["is_usage"] else RunFailed
+    problem = f"rank {rank}: {notice['problem']}"
+    return kind(notice["rule"], problem, because=notice["because"], fix=notice["fix"])

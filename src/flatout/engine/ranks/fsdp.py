@@ -117,9 +117,9 @@ class FullySharded:
                 known[id(state)] = _on_host(whole) if is_kept else None
             return known[id(state)]
         if type(state) is dict:
-            return {key: self._whole(one, is_kept, known) for key, one in state.items()}
+            return {key: self._whole(value, is_kept, known) for key, value in state.items()}
         if type(state) in (list, tuple):
-            return type(state)(self._whole(one, is_kept, known) for one in state)
+            return type(state)(self._whole(value, is_kept, known) for value in state)
         return state
 
     def _put_together(self, part: Any) -> Tensor:
@@ -141,9 +141,9 @@ class FullySharded:
         if isinstance(state, Tensor):
             return local_part(state.detach())
         if type(state) is dict:
-            return {key: self.own(one) for key, one in state.items()}
+            return {key: self.own(value) for key, value in state.items()}
         if type(state) in (list, tuple):
-            return type(state)(self.own(one) for one in state)
+            return type(state)(self.own(value) for value in state)
         return state
 
     def parts_of(
@@ -159,12 +159,13 @@ class FullySharded:
             ValueError: a tensor has another shape.
         """
         weights = {
-            name: self._part(one, own["model"].get(name)) for name, one in whole["model"].items()
+            name: self._part(value, own["model"].get(name))
+            for name, value in whole["model"].items()
         }
         parts = {"model": weights, "optimizer": self._moments(optimizers.only, whole["optimizer"])}
         if whole["average"] is not None and own["average"] is not None:
             pairs = zip(whole["average"]["averages"], own["average"]["averages"], strict=True)
-            parts["average"] = {"averages": [self._part(one, like) for one, like in pairs]}
+            parts["average"] = {"averages": [self._part(average, like) for average, like in pairs]}
         return parts
 
     def _moments(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -172,10 +173,10 @@ class FullySharded:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         of_weights = {
             index: {
-                name: self._part(one, weights[index])
-                if isinstance(one, Tensor) and one.shape == weights[index].shape
-                else copied(one)
-                for name, one in own.items()
+                name: self._part(value, weights[index])
+                if isinstance(value, Tensor) and value.shape == weights[index].shape
+                else copied(value)
+                for name, value in own.items()
             }
             for index, own in state["state"].items()
         }
@@ -189,8 +190,8 @@ class FullySharded:
             raise ValueError(f"{tuple(whole.shape)} in it, {tuple(like.shape)} now")
         from torch.distributed.tensor import DTensor
 
-        each, spread = self._rows_of_each(len(whole)), like
-        own = whole[each * self._group.rank :][:each]
+        rows_per_rank, spread = self._rows_of_each(len(whole)), like
+        own = whole[rows_per_rank * self._group.rank :][:rows_per_rank]
         return DTensor.from_local(
             own.to(self._group.device, copy=True),
             self._mesh,
@@ -241,13 +242,13 @@ class _Scatter(_Memory):
 
 def _own_blocks(model: nn.Module) -> Iterable[nn.Module]:
     """Repeated blocks that share no weights: torch cannot shard a weight twice."""
-    places: defaultdict[int, list[str]] = defaultdict(list)
+    names_of: defaultdict[int, list[str]] = defaultdict(list)
     for name, weight in model.named_parameters(remove_duplicate=False):
-        places[id(weight)].append(name)
+        names_of[id(weight)].append(name)
     for name, block in listed_blocks(model).items():
         weights = list(block.parameters())
-        names = [place for weight in weights for place in places[id(weight)]]
-        if weights and all(place.startswith(f"{name}.") for place in names):
+        names = [name for weight in weights for name in names_of[id(weight)]]
+        if weights and all(path.startswith(f"{name}.") for path in names):
             yield block
 
 
@@ -260,10 +261,12 @@ def check_can_be_sharded(model: nn.Module, optimizers: Optimizers) -> None:
     from torch.distributed import fsdp
 
     weights = dict(model.named_parameters())
-    others = [type(one).__name__ for one in optimizers if type(one) not in _ELEMENTWISE]
-    scalars = [name for name, one in weights.items() if one.dim() == 0]
-    strided = [name for name, one in weights.items() if not one.is_contiguous()]
-    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in weights.values()})
+    others = [
+        type(optimizer).__name__ for optimizer in optimizers if type(optimizer) not in _ELEMENTWISE
+    ]
+    scalars = [name for name, weight in weights.items() if weight.dim() == 0]
+    strided = [name for name, weight in weights.items() if not weight.is_contiguous()]
+    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights.values()})
     reason = fix = None
     if not all(hasattr(getattr(fsdp, "FSDPModule", None), name) for name in _NEEDED):
         reason, fix = f"torch {torch.__version__} does not support it", "use a newer torch"

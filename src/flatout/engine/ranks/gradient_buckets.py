@@ -32,13 +32,15 @@ class _Bucket:
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
         first = parameters[0]
-        num_elements = sum(one.numel() for one in parameters)
+        num_elements = sum(parameter.numel() for parameter in parameters)
         self.flat = torch.zeros(num_elements, dtype=first.dtype, device=first.device)
         self.views: list[Tensor | None] = []
         start = 0
-        for one in parameters:
-            self.views.append(self.flat.as_strided(one.shape, dense_strides(one), start))
-            start += one.numel()
+        for parameter in parameters:
+            self.views.append(
+                self.flat.as_strided(parameter.shape, dense_strides(parameter), start)
+            )
+            start += parameter.numel()
         self.missing: set[int] = set()
         self.work: Any = None
 
@@ -72,15 +74,17 @@ class BucketedGradients:
         self._is_last_pass = True
 
     def _lay_out(self) -> None:
-        trained = [one for one in self._parameters if one.requires_grad]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if are_same(trained, self._trained):
             return
         for hook in self._hooks:
             hook.remove()
         self._trained = trained
         self._buckets = [_Bucket(group) for group in _grouped(trained)]
-        self._bucket_of = {id(one): bucket for bucket in self._buckets for one in bucket.parameters}
-        self._hooks = [self._watched(one) for one in trained]
+        self._bucket_of = {
+            id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters
+        }
+        self._hooks = [self._watched(parameter) for parameter in trained]
 
     def _watched(self, parameter: Tensor) -> Any:
         return parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -114,7 +118,7 @@ class BucketedGradients:
         self._is_last_pass = False
         # A rank without a sample has made no pass.
         self._lay_out()
-        has_gradient = [one.grad is not None for one in self._trained]
+        has_gradient = [parameter.grad is not None for parameter in self._trained]
         for bucket in self._buckets[self._num_sent :]:
             self._send(bucket)
         return has_gradient
@@ -140,14 +144,17 @@ def _grouped(parameters: list[Tensor]) -> list[list[Tensor]]:
     """Buckets in the order in which a backward pass comes to them: from the last weight on."""
     groups: list[list[Tensor]] = []
     limit, size = _FIRST_BYTES, 0
-    for one in reversed(parameters):
-        num_bytes = one.numel() * one.element_size()
+    for parameter in reversed(parameters):
+        num_bytes = parameter.numel() * parameter.element_size()
         last = groups[-1][-1] if groups else None
-        is_alike = last is not None and (last.dtype, last.device) == (one.dtype, one.device)
+        is_alike = last is not None and (last.dtype, last.device) == (
+            parameter.dtype,
+            parameter.device,
+        )
         if not is_alike or size + num_bytes > limit:
             limit = _BYTES if groups else _FIRST_BYTES
             groups.append([])
             size = 0
-        groups[-1].append(one)
+        groups[-1].append(parameter)
         size += num_bytes
     return groups

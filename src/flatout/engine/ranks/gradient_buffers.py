@@ -57,22 +57,22 @@ class ReplicatedGradients:
         Raises:
             UsageError: ranks-do-not-fit, where one is sparse.
         """
-        trained = [one for one in self._parameters if one.requires_grad]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if not are_same(trained, self._trained):
             self._flat, self._views = _laid_out(trained)
             self._trained = trained
         copy_gradients(trained, self._views)
-        gradients = [one.grad for one in trained]
+        gradients = [parameter.grad for parameter in trained]
         alone = self._sent_alone()
-        own = _own_memory([one.grad for one in alone])
+        own = _own_memory([parameter.grad for parameter in alone])
         for parameter in alone:
             parameter.grad = _sendable(parameter, own)
-        return [one is not None for one in gradients]
+        return [gradient is not None for gradient in gradients]
 
     def sent(self) -> list[Tensor]:
         """See GradientBuffers."""
-        alone = [one.grad for one in self._sent_alone()]
-        return [*self._flat, *(one for one in alone if one is not None)]
+        alone = [parameter.grad for parameter in self._sent_alone()]
+        return [*self._flat, *(gradient for gradient in alone if gradient is not None)]
 
     def put(self, has_gradient: list[bool], factor: Any) -> None:
         """See GradientBuffers."""
@@ -103,8 +103,8 @@ def _own_memory(gradients: list[Tensor | None]) -> set[int]:
 
     The backward pass of a view may hand the same memory to two weights.
     """
-    there = [one for one in gradients if one is not None]
-    counts = Counter(one.untyped_storage().data_ptr() for one in there)
+    there = [gradient for gradient in gradients if gradient is not None]
+    counts = Counter(gradient.untyped_storage().data_ptr() for gradient in there)
     return {address for address, count in counts.items() if count == 1}
 
 
@@ -131,7 +131,7 @@ def dense_strides(parameter: Tensor) -> tuple[int, ...]:
 def are_same(tensors: list[Tensor], others: list[Tensor]) -> bool:
     """Whether these are those tensors, one by one."""
     return len(tensors) == len(others) and all(
-        one is other for one, other in zip(tensors, others, strict=True)
+        tensor is other for tensor, other in zip(tensors, others, strict=True)
     )
 
 
@@ -141,18 +141,20 @@ def copy_gradients(parameters: list[Tensor], views: Sequence[Tensor | None]) -> 
     Raises:
         UsageError: ranks-do-not-fit, where one is sparse.
     """
-    gradients = [one.grad for one in parameters]
-    if any(one is not None and one.is_sparse for one in gradients):
+    gradients = [parameter.grad for parameter in parameters]
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
         raise UsageError(
             "ranks-do-not-fit",
             "a gradient is sparse: several ranks cannot sum it.",
             fix="create the embedding with sparse=False, or train without --on",
         )
     pairs = list(zip(views, gradients, strict=True))
-    there = [(view, one) for view, one in pairs if view is not None and one is not None]
+    there = [
+        (view, gradient) for view, gradient in pairs if view is not None and gradient is not None
+    ]
     if there:
-        torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
-    missing = [view for view, one in pairs if view is not None and one is None]
+        torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
+    missing = [view for view, gradient in pairs if view is not None and gradient is None]
     if missing:
         torch._foreach_zero_(missing)
 
@@ -162,9 +164,9 @@ def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor | Non
     None where it has none.
     """
     groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for index, one in enumerate(parameters):
-        if not _is_sent_alone(one):
-            groups[one.dtype, one.device].append(index)
+    for index, parameter in enumerate(parameters):
+        if not _is_sent_alone(parameter):
+            groups[parameter.dtype, parameter.device].append(index)
     flats: list[Tensor] = []
     views: dict[int, Tensor] = {}
     for (dtype, device), indices in groups.items():
@@ -173,9 +175,9 @@ def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor | Non
         flats.append(flat)
         start = 0
         for index in indices:
-            one = parameters[index]
-            views[index] = flat.as_strided(one.shape, dense_strides(one), start)
-            start += one.numel()
+            parameter = parameters[index]
+            views[index] = flat.as_strided(parameter.shape, dense_strides(parameter), start)
+            start += parameter.numel()
     return flats, [views.get(index) for index in range(len(parameters))]
 
 
@@ -202,7 +204,7 @@ class ShardedGradients:
         self._squares = torch.zeros((), dtype=torch.float64, device=device)
         if parts:
             norms = torch._foreach_norm(parts)
-            self._squares += torch.stack([one.double() for one in norms]).square().sum()
+            self._squares += torch.stack([norm.double() for norm in norms]).square().sum()
         return []
 
     def sent(self) -> list[Tensor]:
@@ -224,4 +226,4 @@ class ShardedGradients:
     def _parts(self) -> list[Tensor]:
         # A weight with fewer rows than there are ranks has no part on some.
         gradients = [local_part(p.grad) for p in self._parameters if p.grad is not None]
-        return [one for one in gradients if one.numel()]
+        return [gradient for gradient in gradients if gradient.numel()]

@@ -72,13 +72,13 @@ class GradientSync:
         self._number = number
         self._is_on_host = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
         self._buffers = BufferSync(model)
-        self._wishes: Callable[[], StepRequests] = StepRequests
+        self._requests_now: Callable[[], StepRequests] = StepRequests
         self.num_samples = 0
         self.heard = StepRequests()
 
-    def listen(self, wishes: Callable[[], StepRequests]) -> None:
+    def listen(self, requests_now: Callable[[], StepRequests]) -> None:
         """Sets the source of this rank's requests for votes."""
-        self._wishes = wishes
+        self._requests_now = requests_now
 
     def shared(self, part: LocalGradients) -> Tensor:
         """Puts the whole batch's gradient into `grad` of each weight; gives the batch's mean loss.
@@ -97,7 +97,7 @@ class GradientSync:
             all_flags = self._group.all_reduce_flags(
                 self._flags(part, (has_gradient, moved), shapes)
             )
-            if len({one.signature for one in all_flags}) == 1:
+            if len({flags.signature for flags in all_flags}) == 1:
                 break
             check_same_shapes(self._group, shapes)
             has_gradient, moved = self._united(has_gradient, moved)
@@ -105,7 +105,7 @@ class GradientSync:
         # Not what this update's own pass has sent: it is still on its way.
         tensors.settle(is_all=False)
         tensors.add_up([*self._gradients.sent(), *buffers, *numbers], is_update=True)
-        self.num_samples = round(sum(one.num_samples for one in all_flags))
+        self.num_samples = round(sum(flags.num_samples for flags in all_flags))
         self.heard = agreed(all_flags)
         loss, correction = self._mean(part, all_flags, numbers)
         self._gradients.put(has_gradient, correction)
@@ -116,25 +116,25 @@ class GradientSync:
         self, part: LocalGradients, masks: tuple[list[bool], list[bool]], shapes: list[list[int]]
     ) -> StepFlags:
         has_gradient, moved = masks
-        wishes = self._wishes()
-        is_told = part.loss is not None and self._is_on_host
+        requests = self._requests_now()
+        is_sent = part.loss is not None and self._is_on_host
         return StepFlags(
-            place=self._number,
+            sync_point=self._number,
             num_samples=part.num_samples,
             signature=zlib.crc32(bytes([*has_gradient, *moved]) + repr(shapes).encode()),
             is_sum=part.count is not None,
-            loss=float(part.loss) if part.loss is not None and is_told else 0.0,
-            count=float(part.count) if part.count is not None and is_told else 0.0,
-            stop=stop_number(wishes.stop),
-            is_save_due=wishes.is_save_due,
-            has_moved=wishes.has_moved,
+            loss=float(part.loss) if part.loss is not None and is_sent else 0.0,
+            count=float(part.count) if part.count is not None and is_sent else 0.0,
+            stop=stop_number(requests.stop),
+            is_save_due=requests.is_save_due,
+            has_moved=requests.has_moved,
         )
 
     def _united(self, *masks: list[bool]) -> list[list[bool]]:
         """Flags that are true on any rank: a share without samples has no gradient, for one."""
-        told = self._group.all_gather(masks, about="masks")
+        masks_of_ranks = self._group.all_gather(masks, about="masks")
         return [
-            [any(flags) for flags in zip(*(one[index] for one in told), strict=True)]
+            [any(flags) for flags in zip(*(masks[index] for masks in masks_of_ranks), strict=True)]
             for index in range(len(masks))
         ]
 
@@ -152,12 +152,12 @@ class GradientSync:
         self, part: LocalGradients, all_flags: list[StepFlags], numbers: list[Tensor]
     ) -> tuple[Tensor, Any]:
         """The batch's mean loss, and the factor for the summed gradients."""
-        loss: Any = sum(one.loss for one in all_flags)
-        count: Any = sum(one.count for one in all_flags) or 1.0
+        loss: Any = sum(flags.loss for flags in all_flags)
+        count: Any = sum(flags.count for flags in all_flags) or 1.0
         if numbers:
             loss, count = numbers[0].unbind()
             count = count + (count == 0)
-        is_sum = any(one.is_sum for one in all_flags)
+        is_sum = any(flags.is_sum for flags in all_flags)
         correction: Any = self._batch_size / (count if is_sum else self.num_samples)
         dtype = part.loss.dtype if part.loss is not None else torch.float64
         return torch.as_tensor(loss * correction).to(dtype), correction
@@ -169,17 +169,19 @@ def check_same_shapes(group: MultiRank, shapes: list[list[int]]) -> None:
     Raises:
         UsageError: ranks-do-not-fit.
     """
-    told = group.all_gather(shapes, list[list[int]], about="shapes of buffers")
-    for rank, other in enumerate(told):
-        if other == told[0]:
+    shapes_of_ranks = group.all_gather(shapes, list[list[int]], about="shapes of buffers")
+    for rank, other in enumerate(shapes_of_ranks):
+        if other == shapes_of_ranks[0]:
             continue
-        pairs = zip_longest(told[0], other)
-        number, (one, two) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        pairs = zip_longest(shapes_of_ranks[0], other)
+        number, (first, second) = next(
+            (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
+        )
         raise UsageError(
             "ranks-do-not-fit",
             "the model's buffers differ in shape between ranks.",
-            because=f"buffer {number + 1} of the state_dict is {_shape_text(one)} on rank 0 and "
-            f"{_shape_text(two)} on rank {rank}: they cannot be averaged",
+            because=f"buffer {number + 1} of the state_dict is {_shape_text(first)} on rank 0 and "
+            f"{_shape_text(second)} on rank {rank}: they cannot be averaged",
             fix="make its shape independent of the samples; or, if it is only a cache, register it "
             "with persistent=False, so that each rank keeps its own",
         )
@@ -198,10 +200,10 @@ def stop_number(reason: str | None) -> float:
 
 def agreed(all_flags: list[StepFlags]) -> StepRequests:
     """The requests of all ranks, combined."""
-    stops = {one.stop for one in all_flags}
+    stops = {flags.stop for flags in all_flags}
     left_alone = DESERTED if _DESERTED in stops else None
     return StepRequests(
         stop="asked to stop" if _ASKED in stops else left_alone,
-        is_save_due=any(one.is_save_due for one in all_flags),
-        has_moved=any(one.has_moved for one in all_flags),
+        is_save_due=any(flags.is_save_due for flags in all_flags),
+        has_moved=any(flags.has_moved for flags in all_flags),
     )

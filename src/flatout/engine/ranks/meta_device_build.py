@@ -39,15 +39,18 @@ def without_memory(
 
 
 def _why_not(model: nn.Module, before: list[Tensor]) -> str | None:
-    for _, name, one in _tensors(model):
-        if is_lazy(one) or type(one) not in (Tensor, nn.Parameter, nn.Buffer):
-            return f"`{name}` is of the class {type(one).__name__}"
-        if one.is_meta and one.untyped_storage().nbytes() != one.numel() * one.element_size():
+    for _, name, tensor in _tensors(model):
+        if is_lazy(tensor) or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+            return f"`{name}` is of the class {type(tensor).__name__}"
+        if (
+            tensor.is_meta
+            and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        ):
             return f"`{name}` is a view of another tensor"
-    known = {id(one) for one in before} | {id(one) for _, _, one in _tensors(model)}
-    for one in _meta_tensors():
-        if id(one) not in known:
-            shape = tuple(one.shape)
+    known = {id(tensor) for tensor in before} | {id(tensor) for _, _, tensor in _tensors(model)}
+    for tensor in _meta_tensors():
+        if id(tensor) not in known:
+            shape = tuple(tensor.shape)
             return f"it keeps a tensor of shape {shape} that is neither a parameter nor a buffer"
     return None
 
@@ -55,26 +58,26 @@ def _why_not(model: nn.Module, before: list[Tensor]) -> str | None:
 def _meta_tensors() -> list[Tensor]:
     """All there are: a model may keep some in lists, in objects of its own, in functions."""
     gc.collect()
-    found = (one for one in gc.get_objects() if issubclass(type(one), Tensor))
-    return [one for one in found if not is_lazy(one) and one.is_meta]
+    tensors = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), Tensor))
+    return [tensor for tensor in tensors if not is_lazy(tensor) and tensor.is_meta]
 
 
 def has_no_memory(model: nn.Module) -> bool:
     """Whether some of its weights or buffers have no memory yet."""
-    return any(one.is_meta for _, _, one in _tensors(model))
+    return any(tensor.is_meta for _, _, tensor in _tensors(model))
 
 
 @torch.no_grad()
 def give_memory(module: nn.Module) -> None:
     """Gives weights and buffers memory that holds nothing yet; tied ones stay tied."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
-    for holder, name, one in list(_tensors(module)):
-        if not one.is_meta:
+    for holder, name, tensor in list(_tensors(module)):
+        if not tensor.is_meta:
             continue
-        if id(one) not in made:
+        if id(tensor) not in made:
             # The first of the two is kept, so that no other tensor gets its id.
-            made[id(one)] = one, _with_memory(one)
-        holder[name] = made[id(one)][1]
+            made[id(tensor)] = tensor, _with_memory(tensor)
+        holder[name] = made[id(tensor)][1]
 
 
 def _with_memory(tensor: Tensor) -> Tensor:
@@ -90,6 +93,6 @@ def _tensors(module: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str,
     """Weights and buffers with what holds them, and by which name."""
     for part in module.modules():
         for holder in (part._parameters, part._buffers):
-            for name, one in holder.items():
-                if one is not None:
-                    yield holder, name, one  # type: ignore[misc]
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    yield holder, name, tensor  # type: ignore[misc]

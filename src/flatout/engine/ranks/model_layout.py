@@ -15,7 +15,7 @@ from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import ALONE, RankGroup
 from flatout.engine.runtime import rng
 from flatout.schema.recipe import Choice, Exchange
-from flatout.schema.recipe import Sharding as Wish
+from flatout.schema.recipe import Sharding as RequestedSharding
 from flatout.tune.sharding import default_sharding, state_bytes
 
 # Adam's two; who has more is spread a little late, who has fewer a little early.
@@ -31,7 +31,7 @@ class BuiltModel:
     """
 
     model: nn.Module
-    sharding: Choice[Wish]
+    sharding: Choice[RequestedSharding]
     why_whole: str | None = None
 
 
@@ -45,7 +45,7 @@ class ModelLayout:
     """
 
     ranks: RankGroup = ALONE
-    wish: Wish | None = None
+    requested: RequestedSharding | None = None
     exchange: Exchange = "agreed"
     init: Callable[[nn.Module], None] | None = None
 
@@ -65,7 +65,9 @@ class ModelLayout:
             use: what else is built from it before it is spread.
             device: on which it is trained.
         """
-        may_be_spread = self.wish == "full" or (self.wish is None and device.type == "cuda")
+        may_be_spread = self.requested == "full" or (
+            self.requested is None and device.type == "cuda"
+        )
         model: nn.Module | str | None = None
         if may_be_spread and not self.ranks.is_first:
             model = without_memory(build, use)
@@ -85,14 +87,18 @@ class ModelLayout:
             rng.restore_host_generators(states)
         return BuiltModel(model=model, sharding=chosen, why_whole=reason)
 
-    def _chosen(self, model: nn.Module, device: torch.device) -> Choice[Wish]:
+    def _chosen(self, model: nn.Module, device: torch.device) -> Choice[RequestedSharding]:
         """Whether a model on the CPU should be sharded; the same on all ranks."""
         if self.ranks.size == 1:
             return Choice(value="none", why="a single rank holds the whole model")
-        if self.wish is not None:
-            return Choice(value=self.wish, why="decided earlier in this run")
+        if self.requested is not None:
+            return Choice(value=self.requested, why="decided earlier in this run")
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-        known = [one for one in self.ranks.all_gather(free, about="free memory") if one is not None]
+        known = [
+            num_bytes
+            for num_bytes in self.ranks.all_gather(free, about="free memory")
+            if num_bytes is not None
+        ]
         weights = [(p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
         needed = state_bytes(
             sum(size for size, _ in weights),

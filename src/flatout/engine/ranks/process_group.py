@@ -44,13 +44,13 @@ _SHORT_THERE = b"short"
 class StepFlags:
     """A rank's contribution to a meeting, mostly about an update whose gradient it has.
 
-    place: what is voted about, the same on all ranks.
+    sync_point: what is voted about, the same on all ranks.
     num_samples: that it has seen. signature: which weights have a gradient, which buffers have
     moved. is_sum: its loss is a sum with a count; loss, count: of its share, on a CPU.
     stop, is_save_due, has_moved: its requests after this update; of stop see exchange.stop_number.
     """
 
-    place: float = 0.0
+    sync_point: float = 0.0
     num_samples: float = 0.0
     signature: float = 0.0
     is_sum: float = 0.0
@@ -73,17 +73,17 @@ class MultiRank:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.rank = connection.place.rank
-        self.size = connection.place.size
-        self.num_here = connection.place.num_here
+        self.rank = connection.rank_env.rank
+        self.size = connection.rank_env.size
+        self.num_here = connection.rank_env.num_here
         self.is_first = self.rank == 0
         self.share = BatchShard(rank=self.rank, size=self.size)
         self.device = torch.device("cpu")
         self._laid: deque[str] = deque()
 
-    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
+    def join(self, report: Callable[[Finding], None], request: StopRequest) -> None:
         """See RankGroup."""
-        self.connection.join(tell, request)
+        self.connection.join(report, request)
 
     def leave(self, error: BaseException | None = None) -> None:
         """See RankGroup."""
@@ -93,7 +93,7 @@ class MultiRank:
         """See RankGroup."""
         if name == "cpu" or chosen_device(None).type == "cpu":
             return name
-        local_rank, num_gpus = self.connection.place.local_rank, torch.cuda.device_count()
+        local_rank, num_gpus = self.connection.rank_env.local_rank, torch.cuda.device_count()
         if local_rank >= num_gpus:
             raise UsageError(
                 "ranks-share-a-gpu",
@@ -119,7 +119,7 @@ class MultiRank:
         """
         rows = self._met(_VOTE, flags)
         all_flags = [StepFlags(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
-        if len({one.place for one in all_flags}) > 1:
+        if len({flags.sync_point for flags in all_flags}) > 1:
             raise _unlike()
         return all_flags
 
@@ -137,7 +137,7 @@ class MultiRank:
                 error = raised
                 message = _SHORT_THERE if is_out_of_memory(raised) else word_of(raised, 0)
         name = self._laid_down(message)
-        self._met(_place("told", kind, about))
+        self._met(_sync_point("told", kind, about))
         self.connection.tensors.settle()
         if error is not None:
             # As it was, with its traceback: that says whose fault it is.
@@ -149,13 +149,13 @@ class MultiRank:
             raise PeerOutOfMemory
         if not message.startswith(_FINE):
             raise error_in(message, 0)
-        told: T = read(message.removeprefix(_FINE), kind)
-        return told
+        value: T = read(message.removeprefix(_FINE), kind)
+        return value
 
     def all_gather(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
         """See RankGroup."""
         name = self._laid_down(written(value, kind))
-        self._met(_place("gathered", kind, about))
+        self._met(_sync_point("gathered", kind, about))
         self.connection.tensors.settle()
         return [read(self.connection.take(name, rank), kind) for rank in range(self.size)]
 
@@ -165,25 +165,27 @@ class MultiRank:
         self._met(_COPY)
         self.connection.tensors.settle()
         # The parts that are spread over the ranks were cut from the first one's weights.
-        self.connection.tensors.copy_from_first([one for one in tensors if not is_sharded(one)])
+        self.connection.tensors.copy_from_first(
+            [tensor for tensor in tensors if not is_sharded(tensor)]
+        )
 
     def agree_on_oom(self, trouble: OomReport) -> OomReport:
         """See RankGroup."""
         if not trouble.shortage.is_heard:
             # Wherever the others are, they meet next, and hear it there.
             self._met(_SHORT)
-        told: list[OomReport] | None = None
-        while told is None:
+        reports: list[OomReport] | None = None
+        while reports is None:
             # A notified rank may run out of memory itself before it gets here.
             with contextlib.suppress(PeerOutOfMemory):
-                told = self.all_gather(trouble, OomReport)
-        [first, *_] = [one for one in told if not one.shortage.is_heard]
+                reports = self.all_gather(trouble, OomReport)
+        [first, *_] = [report for report in reports if not report.shortage.is_heard]
         return OomReport(
             shortage=first.shortage,
-            step=min(one.step for one in told),
+            step=min(report.step for report in reports),
             place=first.place,
-            can_repeat=all(one.can_repeat for one in told)
-            and len({(one.step, one.place) for one in told}) == 1,
+            can_repeat=all(report.can_repeat for report in reports)
+            and len({(report.step, report.place) for report in reports}) == 1,
         )
 
     def _laid_down(self, value: bytes | None) -> str:
@@ -197,13 +199,13 @@ class MultiRank:
                 self.connection.drop(self._laid.popleft())
         return name
 
-    def _met(self, place: float, flags: StepFlags | None = None) -> list[tuple[float, ...]]:
-        rows = self.connection.numbers([place, *astuple(flags or StepFlags())])
-        places = {row[0] for row in rows}
-        if _SHORT in places:
-            if place != _SHORT:
+    def _met(self, sync_point: float, flags: StepFlags | None = None) -> list[tuple[float, ...]]:
+        rows = self.connection.numbers([sync_point, *astuple(flags or StepFlags())])
+        sync_points = {row[0] for row in rows}
+        if _SHORT in sync_points:
+            if sync_point != _SHORT:
                 raise PeerOutOfMemory
-        elif len(places) > 1:
+        elif len(sync_points) > 1:
             raise _unlike()
         return [row[1:] for row in rows]
 
@@ -220,18 +222,18 @@ def alike_tensors(group: MultiRank, model: nn.Module) -> list[Tensor]:
     Raises:
         UsageError: ranks-do-not-fit, where anything else has another shape on another rank.
     """
-    stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    stored = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     named = dict([*model.named_parameters(), *model.named_buffers()])
-    meta = {id(one) for one in named.values() if one.is_meta}
+    meta = {id(tensor) for tensor in named.values() if tensor.is_meta}
     own = {
         # Without memory it has no value of its own to keep.
-        name: f"{tuple(one.shape)} {one.dtype}" + _CACHE * (id(one) not in stored | meta)
-        for name, one in named.items()
+        name: f"{tuple(tensor.shape)} {tensor.dtype}" + _CACHE * (id(tensor) not in stored | meta)
+        for name, tensor in named.items()
     }
-    told = group.all_gather(own, dict[str, str], about="shapes")
+    forms_of_ranks = group.all_gather(own, dict[str, str], about="shapes")
     differing = {}
-    for name in sorted({name for other in told for name in other}):
-        forms = [other.get(name, _CACHE) for other in told]
+    for name in sorted({name for other in forms_of_ranks for name in other}):
+        forms = [other.get(name, _CACHE) for other in forms_of_ranks]
         if len({form.removesuffix(_CACHE) for form in forms}) > 1:
             differing[name] = forms
     for name, forms in differing.items():
@@ -246,13 +248,13 @@ def alike_tensors(group: MultiRank, model: nn.Module) -> list[Tensor]:
                 fix="make the experiment's `model` return the same on every rank",
             )
     # What stands for several elements is sent once.
-    return [compact(one.detach()) for name, one in named.items() if name not in differing]
+    return [compact(tensor.detach()) for name, tensor in named.items() if name not in differing]
 
 
 _FIELDS = tuple(StepFlags.__dataclass_fields__)
 
 
-def _place(how: str, kind: Any, about: str) -> float:
+def _sync_point(how: str, kind: Any, about: str) -> float:
     """The number of a meeting point: one for each collective, type and subject."""
     return _VALUE + zlib.crc32(f"{how} {kind} {about}".encode())
 

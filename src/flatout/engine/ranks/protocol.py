@@ -66,11 +66,11 @@ class RankGroup(Protocol):
         """Its part of every batch."""
         ...
 
-    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
+    def join(self, report: Callable[[Finding], None], request: StopRequest) -> None:
         """Meets the others for the first time.
 
         Args:
-            tell: hears of long waits, from any thread.
+            report: hears of long waits, from any thread.
             request: may end the wait.
         """
         ...
@@ -122,7 +122,7 @@ class SingleRank:
     is_first = True
     share = BatchShard()
 
-    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
+    def join(self, report: Callable[[Finding], None], request: StopRequest) -> None:
         """See RankGroup."""
 
     def leave(self, error: BaseException | None = None) -> None:

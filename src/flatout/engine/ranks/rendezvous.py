@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from flatout import __version__
 from flatout.engine.ranks.listen_socket import listening_socket
 from flatout.engine.ranks.rank_env import RankEnv
-from flatout.engine.ranks.wait_watchdog import TOLD_AFTER_S, late_ranks
+from flatout.engine.ranks.wait_watchdog import REPORT_AFTER_S, late_ranks
 from flatout.engine.runtime.stop_signals import TERMINATED, StoppedEarly, StopRequest
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import Finding
@@ -31,31 +31,31 @@ _ASKED_EVERY_S = 1.0
 _LOOKED_EVERY_S = 0.1
 
 
-def open_store(place: RankEnv) -> Any:
+def open_store(rank_env: RankEnv) -> Any:
     """torch.distributed's store, where ranks meet; made there by who keeps it.
 
     Raises:
         RunFailed: ranks-not-together, rendezvous-port-taken.
     """
-    _require_address(place)
+    _require_address(rank_env)
     try:
-        listening = listening_socket(place.host, place.port) if place.keeps_store else None
+        listening = listening_socket(rank_env.host, rank_env.port) if rank_env.keeps_store else None
         return TCPStore(
-            place.host,
-            place.port,
-            place.size,
-            is_master=place.keeps_store,
-            timeout=timedelta(seconds=place.limit_s),
+            rank_env.host,
+            rank_env.port,
+            rank_env.size,
+            is_master=rank_env.keeps_store,
+            timeout=timedelta(seconds=rank_env.limit_s),
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=listening,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"{place.host}:{place.port}"
-        if place.keeps_store and is_port_taken(error):
-            raise port_taken(f"rank {place.rank}", where) from error
+        where = f"{rank_env.host}:{rank_env.port}"
+        if rank_env.keeps_store and is_port_taken(error):
+            raise port_taken(f"rank {rank_env.rank}", where) from error
         raise not_together(
-            f"rank {place.rank} cannot reach {where}, where rank 0 waits.", str(error)
+            f"rank {rank_env.rank} cannot reach {where}, where rank 0 waits.", str(error)
         ) from error
 
 
@@ -64,28 +64,28 @@ def is_port_taken(error: Exception) -> bool:
     return "in use" in str(error).lower()
 
 
-def port_taken(who: str, place: str) -> RunFailed:
+def port_taken(who: str, address: str) -> RunFailed:
     """The error if rank 0 cannot listen at its port."""
     return RunFailed(
         "rendezvous-port-taken",
-        f"{who} cannot listen at {place}: the port is in use.",
+        f"{who} cannot listen at {address}: the port is in use.",
         because="another program took it after it was found free",
         fix="start the training again: it will use another port",
     )
 
 
-def _require_address(place: RankEnv) -> None:
+def _require_address(rank_env: RankEnv) -> None:
     """Waits a while for a name to have an address: torch asks for as long as it may wait at all."""
-    limit_s = min(place.limit_s, _NAME_LIMIT_S)
+    limit_s = min(rank_env.limit_s, _NAME_LIMIT_S)
     until_s = elapsed_s() + limit_s
     while True:
         try:
-            socket.getaddrinfo(place.host, None)
+            socket.getaddrinfo(rank_env.host, None)
             return
         except OSError as error:
             if elapsed_s() > until_s:
                 raise not_together(
-                    f"rank {place.rank} cannot resolve {place.host}, where rank 0 waits.",
+                    f"rank {rank_env.rank} cannot resolve {rank_env.host}, where rank 0 waits.",
                     f"tried for {limit_s:g} s: {error.strerror or error}",
                 ) from error
         sleep_s(_ASKED_EVERY_S)
@@ -94,8 +94,8 @@ def _require_address(place: RankEnv) -> None:
 def await_words(
     store: Any,
     names: list[str],
-    place: RankEnv,
-    tell: Callable[[Finding], None],
+    rank_env: RankEnv,
+    report: Callable[[Finding], None],
     request: StopRequest,
 ) -> None:
     """Waits until these words are in the store, one per rank in order; reports long waits.
@@ -106,20 +106,21 @@ def await_words(
             terminated.
         RuntimeError: the host of the store is gone.
     """
-    began_s, told_at_s = elapsed_s(), min(TOLD_AFTER_S, place.limit_s)
+    began_s, next_report_s = elapsed_s(), min(REPORT_AFTER_S, rank_env.limit_s)
     while not store.check(names):
         waited_s, reason = elapsed_s() - began_s, request.reason
-        if reason is not None and (place.is_first or reason == TERMINATED):
+        if reason is not None and (rank_env.is_first or reason == TERMINATED):
             raise StoppedEarly(reason)
-        if waited_s > told_at_s:
+        if waited_s > next_report_s:
             missing = [rank for rank, name in enumerate(names) if not store.check([name])]
-            if waited_s > place.limit_s:
+            if waited_s > rank_env.limit_s:
                 who = " and ".join(map(str, missing))
                 raise not_together(
-                    f"rank {who} of {place.size} did not join within {place.limit_s:g} s.", None
+                    f"rank {who} of {rank_env.size} did not join within {rank_env.limit_s:g} s.",
+                    None,
                 )
-            told_at_s = place.limit_s
-            tell(late_ranks(missing, place, waited_s))
+            next_report_s = rank_env.limit_s
+            report(late_ranks(missing, rank_env, waited_s))
         sleep_s(_LOOKED_EVERY_S)
 
 
@@ -151,11 +152,11 @@ def unlike(words: Sequence[str | bytes]) -> FlatoutError | None:
     Args:
         words: what each rank has laid down, by rank.
     """
-    told = [json.loads(word) for word in words]
+    versions = [json.loads(word) for word in words]
     different = [
         f"{name} {of_first} on rank 0, {of_rank[name]} on rank {rank}"
-        for rank, of_rank in enumerate(told)
-        for name, of_first in told[0].items()
+        for rank, of_rank in enumerate(versions)
+        for name, of_first in versions[0].items()
         if of_rank[name] != of_first
     ]
     if not different:

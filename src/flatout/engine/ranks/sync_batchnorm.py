@@ -30,7 +30,9 @@ class SyncBatchNorms:
     """
 
     def __init__(self, model: nn.Module, passes: SyncedPasses) -> None:
-        self._norms: list[Any] = [one for one in model.modules() if isinstance(one, _BatchNorm)]
+        self._norms: list[Any] = [
+            module for module in model.modules() if isinstance(module, _BatchNorm)
+        ]
         passes.are_norms_shared = True
         for norm in self._norms:
             # An attribute of the object hides the method of its class.
@@ -54,8 +56,8 @@ class _Synchronized:
     def __call__(self, inputs: Tensor) -> Tensor:
         norm = self._norm
         if not norm.training:
-            kept: Tensor = self._original(inputs)
-            return kept
+            output: Tensor = self._original(inputs)
+            return output
         norm._check_input_dim(inputs)
         normalize: Any = _Normalized.apply
         outputs, mean, variance, count = normalize(

@@ -50,12 +50,14 @@ class SyncedPasses:
 
     def evened(self, update: list[MicroBatch]) -> list[MicroBatch]:
         """As many micro-batches as every other rank has; those that fill up have 0 samples."""
-        all_flags = self._group.all_reduce_flags(StepFlags(place=_PASSES, num_samples=len(update)))
-        counts = [round(one.num_samples) for one in all_flags]
+        all_flags = self._group.all_reduce_flags(
+            StepFlags(sync_point=_PASSES, num_samples=len(update))
+        )
+        counts = [round(flags.num_samples) for flags in all_flags]
         filler = update[-1][0] if update else None
         if min(counts) == 0:
-            told = self._group.broadcast_from_rank0(lambda: _on_host(filler), about="filler")
-            filler = filler if update else _on_device(told, self._group)
+            shared = self._group.broadcast_from_rank0(lambda: _on_host(filler), about="filler")
+            filler = filler if update else _on_device(shared, self._group)
         return [*update, *[(filler, 0)] * (max(counts) - len(update))]
 
     @contextlib.contextmanager
@@ -68,12 +70,12 @@ class SyncedPasses:
         """
         self.is_filler = num_samples == 0
         is_undone = self.is_filler and not self.are_norms_shared
-        kept = [(one, compact(one).clone()) for one in buffers] if is_undone else []
+        saved = [(buffer, compact(buffer).clone()) for buffer in buffers] if is_undone else []
         try:
             yield
         finally:
             self.is_filler = False
-        for buffer, before in kept:
+        for buffer, before in saved:
             compact(buffer).data.copy_(before)
 
     def gather(self, output: Tensor, own: Tensor) -> None:
@@ -97,7 +99,7 @@ class SyncedPasses:
 
     def _meet(self, kind: float, tensor: Tensor) -> None:
         if self.is_agreed:
-            self._group.all_reduce_flags(StepFlags(place=kind - _NUM_KINDS * tensor.numel()))
+            self._group.all_reduce_flags(StepFlags(sync_point=kind - _NUM_KINDS * tensor.numel()))
 
 
 def _on_host(batch: Any) -> Any:
@@ -105,5 +107,5 @@ def _on_host(batch: Any) -> Any:
 
 
 def _on_device(batch: Any, group: MultiRank) -> Any:
-    place = placer(group.device, is_channels_last=False)
-    return batch if place is None else place(batch)
+    move = placer(group.device, is_channels_last=False)
+    return batch if move is None else move(batch)

@@ -47,18 +47,18 @@ class TimeoutStore:
         """Removes a word."""
         self._request(lambda: self._store.delete_key(name))
 
-    def _request(self, ask: Callable[[], T]) -> T:
-        answer: futures.Future[T] = futures.Future()
+    def _request(self, request: Callable[[], T]) -> T:
+        reply: futures.Future[T] = futures.Future()
 
         def run() -> None:
             try:
-                answer.set_result(ask())
+                reply.set_result(request())
             except BaseException as error:  # noqa: BLE001 - raised in the caller
-                answer.set_exception(error)
+                reply.set_exception(error)
 
         threading.Thread(target=run, name="store", daemon=True).start()
         try:
-            return answer.result(self._limit_s)
+            return reply.result(self._limit_s)
         except TimeoutError:
             raise RuntimeError(
                 f"timed out: the ranks' store has not answered for {self._limit_s:g} s"

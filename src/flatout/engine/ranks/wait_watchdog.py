@@ -18,10 +18,10 @@ from flatout.system.clock import elapsed_s
 
 # A rank that waits this long announces it; a rank that has not by the time of the report is late.
 _MARKED_AFTER_S = 2.0
-TOLD_AFTER_S = 10.0
+REPORT_AFTER_S = 10.0
 # A rank that is late at every step is a slow machine, and not to fill the run's history: of more
 # waits than so many in an hour only those are reported that last six times as long.
-_MOST_TOLD, _HOUR_S = 5, 3600.0
+_MOST_REPORTED, _HOUR_S = 5, 3600.0
 OFTEN_FACTOR = 6
 
 
@@ -32,32 +32,34 @@ class WaitWatchdog:
 
     Args:
         store: torch.distributed's.
-        place: which rank this is, of how many.
+        rank_env: which rank this is, of how many.
     """
 
-    def __init__(self, store: Any, place: RankEnv) -> None:
+    def __init__(self, store: Any, rank_env: RankEnv) -> None:
         self.since_s: float | None = None
         self.meeting = 0
         self._store = store
-        self._place = place
+        self._rank_env = rank_env
         self._is_over = threading.Event()
-        self._marked = self._told = -1
-        self._told_s: deque[float] = deque(maxlen=_MOST_TOLD)
+        self._marked = self._reported = -1
+        self._reported_s: deque[float] = deque(maxlen=_MOST_REPORTED)
 
-    def begin(self, tell: Callable[[Finding], None], told_after_s: float = TOLD_AFTER_S) -> None:
+    def begin(
+        self, report: Callable[[Finding], None], report_after_s: float = REPORT_AFTER_S
+    ) -> None:
         """Watches from now on.
 
         Args:
-            tell: is called from another thread, while this one waits.
-            told_after_s: how long a wait lasts before it is reported, unless there were many.
+            report: is called from another thread, while this one waits.
+            report_after_s: how long a wait lasts before it is reported, unless there were many.
         """
-        every_s = told_after_s / 10
+        every_s = report_after_s / 10
 
         def watch() -> None:
             while not self._is_over.wait(every_s):
                 # The store is gone with its rank, or where this rank has left.
                 with contextlib.suppress(RuntimeError):
-                    self._look(tell, told_after_s)
+                    self._check(report, report_after_s)
 
         threading.Thread(target=watch, name="patience", daemon=True).start()
 
@@ -65,42 +67,45 @@ class WaitWatchdog:
         """Watches no more."""
         self._is_over.set()
 
-    def _look(self, tell: Callable[[Finding], None], told_after_s: float) -> None:
+    def _check(self, report: Callable[[Finding], None], report_after_s: float) -> None:
         since_s, meeting = self.since_s, self.meeting
         if since_s is None:
             return
         now_s = elapsed_s()
         waited_s = now_s - since_s
-        if waited_s > told_after_s * _MARKED_AFTER_S / TOLD_AFTER_S and self._marked < meeting:
+        if waited_s > report_after_s * _MARKED_AFTER_S / REPORT_AFTER_S and self._marked < meeting:
             self._marked = meeting
-            self._store.set(_mark(self._place.rank), str(meeting))
-        is_often = len(self._told_s) == _MOST_TOLD and now_s - self._told_s[0] < _HOUR_S
-        if waited_s > told_after_s * (OFTEN_FACTOR if is_often else 1) and self._told < meeting:
-            self._told = meeting
-            self._told_s.append(now_s)
-            late = [rank for rank in range(self._place.size) if not self._waits(rank, meeting)]
-            tell(late_ranks(late, self._place, waited_s))
+            self._store.set(_mark(self._rank_env.rank), str(meeting))
+        is_often = len(self._reported_s) == _MOST_REPORTED and now_s - self._reported_s[0] < _HOUR_S
+        if (
+            waited_s > report_after_s * (OFTEN_FACTOR if is_often else 1)
+            and self._reported < meeting
+        ):
+            self._reported = meeting
+            self._reported_s.append(now_s)
+            late = [rank for rank in range(self._rank_env.size) if not self._waits(rank, meeting)]
+            report(late_ranks(late, self._rank_env, waited_s))
 
     def _waits(self, rank: int, meeting: int) -> bool:
-        return rank == self._place.rank or (
+        return rank == self._rank_env.rank or (
             self._store.check([_mark(rank)]) and int(self._store.get(_mark(rank))) >= meeting
         )
 
 
-def late_ranks(late: list[int], place: RankEnv, waited_s: float) -> Finding:
+def late_ranks(late: list[int], rank_env: RankEnv, waited_s: float) -> Finding:
     """The note on a long wait.
 
     Args:
         late: the ranks that are waited for; none where all of them wait.
-        place: of who waits.
+        rank_env: of who waits.
         waited_s: until now.
     """
-    size = place.size
+    size = rank_env.size
     who = f"rank {' and '.join(map(str, late))} of {size}" if late else f"any of {size} ranks"
     return Finding(
         rule="rank-late",
         severity="note",
-        problem=f"waiting for {who}, {waited_s:.0f} s so far and {place.limit_s:g} s at most.",
+        problem=f"waiting for {who}, {waited_s:.0f} s so far and {rank_env.limit_s:g} s at most.",
         because="it is slow, hung or unreachable",
         fixes=(Fix(text="if this happens again, check what else runs on its machine"),),
     )

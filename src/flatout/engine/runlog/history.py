@@ -48,8 +48,8 @@ class History:
         match event:
             case RecipeSet():
                 # What was decided for a later step, before the run went back, is void.
-                kept = [made for made in self.decisions if made.step < event.step]
-                return replace(self, decisions=(*kept, event))
+                before = [made for made in self.decisions if made.step < event.step]
+                return replace(self, decisions=(*before, event))
             case Extended():
                 return replace(self, epochs=event.epochs, steps=event.steps)
             case SharesChecked():
@@ -68,8 +68,8 @@ class History:
 
     def recipe_at(self, step: int) -> Recipe | None:
         """The recipe with which the step after `step` is made; None before the first one."""
-        held = [line.recipe for line in self.decisions if line.step <= step]
-        return held[-1] if held else None
+        recipes = [line.recipe for line in self.decisions if line.step <= step]
+        return recipes[-1] if recipes else None
 
     def next_change(self, step: int) -> int | None:
         """The next step after which another recipe holds: decided before, replayed now."""

@@ -46,23 +46,23 @@ def keep_on(cpus: Iterable[int]) -> None:
     """Has all threads of this process run on these CPUs alone; without effect but on Linux."""
     if sys.platform != "linux":
         return
-    wanted = set(cpus)
+    allowed = set(cpus)
     moved: set[int] = set()
     # A thread that was not moved yet may have started another one in the meantime.
-    while wanted and (new := cpus_by_thread().keys() - moved):
+    while allowed and (new := cpus_by_thread().keys() - moved):
         for thread in new:
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, wanted)
+                os.sched_setaffinity(thread, allowed)
         moved |= new
 
 
 def cpus_by_thread() -> dict[int, frozenset[int]]:
     """The CPUs that each thread of this process may run on, by its number; empty but on Linux."""
-    found: dict[int, frozenset[int]] = {}
+    cpus_of: dict[int, frozenset[int]] = {}
     if sys.platform != "linux":
-        return found
+        return cpus_of
     for name in os.listdir("/proc/self/task"):
         # It may have ended since.
         with contextlib.suppress(ProcessLookupError):
-            found[int(name)] = frozenset(os.sched_getaffinity(int(name)))
-    return found
+            cpus_of[int(name)] = frozenset(os.sched_getaffinity(int(name)))
+    return cpus_of

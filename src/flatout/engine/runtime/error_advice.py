@@ -63,7 +63,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
 def advice_on(text: str) -> str | None:
     """Advice on an exception with this message; None if nothing particular is known."""
     for pattern, fix in _ADVICE:
-        found = re.search(pattern, text)
-        if found is not None:
-            return fix.format(*found.groups()) if found.groups() else fix
+        match = re.search(pattern, text)
+        if match is not None:
+            return fix.format(*match.groups()) if match.groups() else fix
     return None

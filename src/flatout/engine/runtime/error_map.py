@@ -171,8 +171,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         # While something was compiled.
         return is_out_of_memory(inner)
     text = str(error)
-    said = (*_OUT_OF_MEMORY, *_NO_ALGORITHM)
-    return isinstance(error, RuntimeError) and any(words in text for words in said)
+    phrases = (*_OUT_OF_MEMORY, *_NO_ALGORITHM)
+    return isinstance(error, RuntimeError) and any(words in text for words in phrases)
 
 
 def lost_in_capture(error: CaptureBroken) -> RunFailed:
@@ -244,14 +244,14 @@ def _of_the_experiment(error: BaseException, *, is_logged: bool) -> FlatoutError
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[-1].strip() if is_from_loader and lines else one_line(error)
     frames = _frames_in(lines) if is_from_loader else trace
-    places = user_locations(frames)
-    if not places:
+    locations = user_locations(frames)
+    if not locations:
         called = _called_wrongly(message, frames)
         if called is not None:
             return called
-    if not places and not is_from_loader and not _is_raised_by_a_library(trace):
+    if not locations and not is_from_loader and not _is_raised_by_a_library(trace):
         return None
-    because = _places_text(places)
+    because = _locations_text(locations)
     if isinstance(error, OSError):
         return RunFailed(
             "data-not-readable",
@@ -261,10 +261,10 @@ def _of_the_experiment(error: BaseException, *, is_logged: bool) -> FlatoutError
         )
     if not because:
         line = trace[-1]
-        place = f"{Path(line.filename).name}:{line.lineno}"
-        because = f"raised in {place}, in code that your experiment called"
+        location = f"{Path(line.filename).name}:{line.lineno}"
+        because = f"raised in {location}, in code that your experiment called"
         own = lines_with(".backward(") if _SECOND_BACKWARD in message else []
-        because = _places_text(own) or because
+        because = _locations_text(own) or because
     return RunFailed(
         "experiment-raised",
         f"your experiment raised {message}",
@@ -276,48 +276,48 @@ def _of_the_experiment(error: BaseException, *, is_logged: bool) -> FlatoutError
 
 def _called_wrongly(message: str, frames: list[traceback.FrameSummary]) -> UsageError | None:
     """A function of the user's that could not be called as flatout, or a library, calls it."""
-    found = re.search(r"^TypeError: ([\w.<>]+)\(\) ((?:takes|missing|got) .+)", message)
-    if found is None or not frames:
+    match = re.search(r"^TypeError: ([\w.<>]+)\(\) ((?:takes|missing|got) .+)", message)
+    if match is None or not frames:
         return None
-    if is_own_file(frames[-1].filename) and function_named(found[1], own=True) is not None:
+    if is_own_file(frames[-1].filename) and function_named(match[1], own=True) is not None:
         return None
-    function = function_named(found[1], own=False)
-    place = location_of(function) if function is not None else None
-    if place is None or not is_user_file(place.file):
+    function = function_named(match[1], own=False)
+    location = location_of(function) if function is not None else None
+    if location is None or not is_user_file(location.file):
         return None
     return UsageError(
         "wrong-arguments",
-        f"`{found[1].rpartition('<locals>.')[2]}` is called with the wrong arguments: it "
-        f"{found[2]}.",
-        because=place.with_code,
-        fix=_RIGHT_ARGUMENTS.get(found[1].rpartition(".")[2])
+        f"`{match[1].rpartition('<locals>.')[2]}` is called with the wrong arguments: it "
+        f"{match[2]}.",
+        because=location.with_code,
+        fix=_RIGHT_ARGUMENTS.get(match[1].rpartition(".")[2])
         or "let it accept the arguments that flatout passes; see docs/experiments.md",
     )
 
 
-def _places_text(places: list[CodeLocation]) -> str:
+def _locations_text(locations: list[CodeLocation]) -> str:
     """The innermost places, the last with what is written there."""
-    shown = places[-_SHOWN_FRAMES:]
-    return "; ".join([*map(str, shown[:-1]), *(one.with_code for one in shown[-1:])])
+    shown = locations[-_SHOWN_FRAMES:]
+    return "; ".join([*map(str, shown[:-1]), *(location.with_code for location in shown[-1:])])
 
 
 def ended_by_person(error: SystemExit) -> RunFailed | None:
     """The finding if the user's own code ends the program; None for any other exception."""
-    places = user_locations(traceback.extract_tb(error.__traceback__))
-    if not places:
+    locations = user_locations(traceback.extract_tb(error.__traceback__))
+    if not locations:
         return None
     code = "" if error.code is None else repr(error.code)
     return RunFailed(
         "experiment-exited",
         f"your experiment ended the program: SystemExit({code}).",
-        because=_places_text(places),
+        because=_locations_text(locations),
         fix="do not call sys.exit(), exit() or quit(); raise an exception instead",
     )
 
 
 def raised_at(error: BaseException) -> str | None:
     """The line of the user's own code that raised an exception; None if it was raised elsewhere."""
-    return _places_text(user_locations(traceback.extract_tb(error.__traceback__))) or None
+    return _locations_text(user_locations(traceback.extract_tb(error.__traceback__))) or None
 
 
 def one_line(error: BaseException) -> str:
@@ -328,8 +328,8 @@ def one_line(error: BaseException) -> str:
 
 def _frames_in(lines: list[str]) -> list[traceback.FrameSummary]:
     """The frames of a traceback that was printed."""
-    found = [re.match(r'\s*File "(.+)", line (\d+), in (.+)', line) for line in lines]
-    return [traceback.FrameSummary(one[1], int(one[2]), one[3]) for one in found if one]
+    matches = [re.match(r'\s*File "(.+)", line (\d+), in (.+)', line) for line in lines]
+    return [traceback.FrameSummary(match[1], int(match[2]), match[3]) for match in matches if match]
 
 
 def _is_raised_by_a_library(trace: list[traceback.FrameSummary]) -> bool:

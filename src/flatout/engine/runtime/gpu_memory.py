@@ -60,16 +60,16 @@ def free_bytes(device: torch.device, limit_bytes: int | None = None) -> int:
     return max(0, min(available, limit_bytes - int(psutil.Process().memory_info().rss)))
 
 
-def room_on(device: torch.device, asked_bytes: int | None) -> ReservedMemory:
+def room_on(device: torch.device, requested_bytes: int | None) -> ReservedMemory:
     """The memory to reserve for other programs on a device, and the reason.
 
     Args:
         device: where is trained.
-        asked_bytes: what the user wants to be left; None leaves it to flatout.
+        requested_bytes: what the user wants to be left; None leaves it to flatout.
     """
     is_cuda = device.type == "cuda"
     return room_for(
-        asked_bytes,
+        requested_bytes,
         is_gpu=is_cuda,
         has_display=_has_display(device) if is_cuda else False,
         has_windows_driver=is_cuda and has_windows_driver(),
@@ -79,14 +79,14 @@ def room_on(device: torch.device, asked_bytes: int | None) -> ReservedMemory:
 def _has_display(device: torch.device) -> bool | None:
     """Whether the GPU drives a display; None where the driver does not tell."""
     # NVML can crash or hang under WSL.
-    told = query_in_child("flatout.system.nvml_child", limit_s=_NVML_LIMIT_S)
+    reply = query_in_child("flatout.system.nvml_child", limit_s=_NVML_LIMIT_S)
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    return drives_display(told, uuid)
+    return drives_display(reply, uuid)
 
 
-def drives_display(told: dict[str, Any] | str, uuid: str) -> bool | None:
+def drives_display(reply: dict[str, Any] | str, uuid: str) -> bool | None:
     """Whether the GPU of that UUID drives a display, from the output of `system/nvml_child.py`."""
-    gpus = told.get("gpus", []) if isinstance(told, dict) else []
+    gpus = reply.get("gpus", []) if isinstance(reply, dict) else []
     for gpu in gpus:
         # torch gives it without NVML's prefix.
         if uuid and str(gpu.get("uuid")).removeprefix("GPU-") == uuid.removeprefix("GPU-"):
@@ -137,7 +137,7 @@ class MemoryCap:
         share = min(1.0, self._cap_bytes / self._total_bytes)
         torch.cuda.set_per_process_memory_fraction(share, self._device)
 
-    def look(self) -> Finding | None:
+    def check(self) -> Finding | None:
         """Lowers the cap where another program has taken memory; returns a note for the user."""
         now_s = elapsed_s()
         if now_s - self._looked_s < _LOOKED_EVERY_S:
@@ -205,8 +205,8 @@ class MemoryWatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" and has_windows_driver() else None
         if self._device is not None:
-            held = torch.cuda.memory_reserved(self._device)
-            self._available_bytes = torch.cuda.mem_get_info(self._device)[0] + held
+            reserved = torch.cuda.memory_reserved(self._device)
+            self._available_bytes = torch.cuda.mem_get_info(self._device)[0] + reserved
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def excess_bytes(self) -> int:

@@ -54,7 +54,7 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
     if not is_out_of_memory(error):
         return None
     trace = traceback.extract_tb(error.__traceback__)
-    frames = [(own_file(one.filename) or "", one.name) for one in trace]
+    frames = [(own_file(frame.filename) or "", frame.name) for frame in trace]
     if RECORDING in frames:
         return OutOfMemory(part="capture", because=one_line(error))
     parts = [WORKING[frame] for frame in frames if frame in WORKING]

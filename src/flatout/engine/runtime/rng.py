@@ -78,13 +78,15 @@ def moved_generators(before: dict[str, Any], after: dict[str, Any]) -> list[str]
     return [name for name, state in after.items() if not _is_same(before.get(name), state)]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_is_same, first, second))
     # NumPy's `==` gives an array.
-    return bool(getattr(one, "tolist", lambda: one)() == getattr(other, "tolist", lambda: other)())
+    return bool(
+        getattr(first, "tolist", lambda: first)() == getattr(second, "tolist", lambda: second)()
+    )
 
 
 @contextlib.contextmanager

@@ -93,12 +93,12 @@ def signals_as_requests(request: StopRequest) -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
 
-    def ask(number: int, frame: Any) -> None:
+    def request_stop(number: int, frame: Any) -> None:
         request.make("interrupted" if number == signal.SIGINT else TERMINATED)
         signal.signal(number, before[number] or signal.SIG_DFL)
 
     for number in numbers:
-        signal.signal(number, ask)
+        signal.signal(number, request_stop)
     try:
         yield
     finally:

@@ -108,7 +108,7 @@ def location_of(function: Any) -> CodeLocation | None:
 class Given:
     """A field of the user's `Experiment(...)` as written. code: None if unknown."""
 
-    place: CodeLocation | None = None
+    location: CodeLocation | None = None
     code: ast.expr | None = None
 
 
@@ -137,24 +137,24 @@ def _calls_around(file: str, line: int) -> list[ast.Call]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return []
-    found = [
+    calls = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    return sorted(found, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    return sorted(calls, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
 
 
 def lines_with(text: str) -> list[CodeLocation]:
     """The lines of all imported files of the user's own that hold that text."""
-    found = []
+    locations = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
             for number, line in enumerate(linecache.getlines(file), start=1):
                 if text in line.partition("#")[0]:
-                    found.append(CodeLocation(file, number))
-    return found
+                    locations.append(CodeLocation(file, number))
+    return locations
 
 
 def function_named(qualified: str, own: bool) -> Callable[..., Any] | None:
@@ -163,12 +163,12 @@ def function_named(qualified: str, own: bool) -> Callable[..., Any] | None:
 
     # What was loaded with torch is left out by the collector until it is put back.
     gc.unfreeze()
-    for one in gc.get_objects():
-        if type(one) is not FunctionType or one.__qualname__ != qualified:
+    for function in gc.get_objects():
+        if type(function) is not FunctionType or function.__qualname__ != qualified:
             continue
         # One that was defined before in a notebook, or in a file that was read again, is none.
-        module = sys.modules.get(one.__module__)
-        is_current = module is not None and vars(module) is one.__globals__
-        if is_current and is_own_file(one.__code__.co_filename) == own:
-            return one
+        module = sys.modules.get(function.__module__)
+        is_current = module is not None and vars(module) is function.__globals__
+        if is_current and is_own_file(function.__code__.co_filename) == own:
+            return function
     return None

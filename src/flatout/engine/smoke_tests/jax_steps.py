@@ -29,26 +29,28 @@ def losses(problem: dict[str, Any], device: Any) -> list[float]:
 
         def take_step(weights: Any) -> Any:
             loss, gradients = jax.value_and_grad(loss_of)(weights)
-            moved = jax.tree.map(lambda one, by: one - problem["lr"] * by, weights, gradients)
+            moved = jax.tree.map(
+                lambda weight, gradient: weight - problem["lr"] * gradient, weights, gradients
+            )
             return loss, moved
 
         step = jax.jit(take_step)
-        found = []
+        values = []
         for _ in range(problem["steps"] + 1):
             loss, weights = step(weights)
-            found.append(float(loss))
-    return found
+            values.append(float(loss))
+    return values
 
 
 def main() -> None:
     """Reads the problem, prints what came out."""
     problem = json.load(sys.stdin)
-    told: dict[str, Any] = {"version": jax.__version__}
-    told["cpu"] = losses(problem, jax.devices("cpu")[0])
+    report: dict[str, Any] = {"version": jax.__version__}
+    report["cpu"] = losses(problem, jax.devices("cpu")[0])
     if problem["device"] == "gpu":
         gpu = jax.devices("gpu")[0]
-        told |= {"device_name": gpu.device_kind, "gpu": losses(problem, gpu)}
-    print("\n" + json.dumps(told))
+        report |= {"device_name": gpu.device_kind, "gpu": losses(problem, gpu)}
+    print("\n" + json.dumps(report))
 
 
 if __name__ == "__main__":

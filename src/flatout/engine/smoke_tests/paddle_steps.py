@@ -26,15 +26,15 @@ def losses(problem: dict[str, Any], device: str) -> list[float]:
     kernel_oihw = parameter(kernel.transpose([2, 0, 1]).unsqueeze(1))
     matrix = parameter(problem["matrix"])
     optimizer = paddle.optimizer.SGD(problem["lr"], parameters=[kernel_oihw, matrix])
-    found = []
+    all_losses = []
     for _ in range(problem["steps"] + 1):
         maps_nhwc = paddle.tanh(functional.conv2d(images_nchw, kernel_oihw)).transpose([0, 2, 3, 1])
         loss = functional.cross_entropy(maps_nhwc.flatten(1) @ matrix, labels)
-        found.append(float(loss))
+        all_losses.append(float(loss))
         loss.backward()
         optimizer.step()
         optimizer.clear_grad()
-    return found
+    return all_losses
 
 
 def own_check() -> list[str]:
@@ -44,16 +44,16 @@ def own_check() -> list[str]:
     Raises:
         Whatever it raises where not even one device works.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             paddle.utils.run_check()
     except Exception as error:
         # It raises as well where one device works, and several do not work together.
-        if "works well on 1 " not in said.getvalue():
+        if "works well on 1 " not in output.getvalue():
             raise
-        return [*_lines(said.getvalue()), f"several devices together: {error}"[:300]]
-    return _lines(said.getvalue())
+        return [*_lines(output.getvalue()), f"several devices together: {error}"[:300]]
+    return _lines(output.getvalue())
 
 
 def _lines(text: str) -> list[str]:
@@ -64,16 +64,16 @@ def _lines(text: str) -> list[str]:
 def main() -> None:
     """Reads the problem, prints what came out."""
     problem = json.load(sys.stdin)
-    told: dict[str, Any] = {"version": paddle.__version__, "cpu": losses(problem, "cpu")}
+    report: dict[str, Any] = {"version": paddle.__version__, "cpu": losses(problem, "cpu")}
     if problem["device"] == "gpu":
         if not paddle.device.is_compiled_with_cuda() or paddle.device.cuda.device_count() == 0:
             sys.exit("paddle.device.cuda.device_count() is 0")
-        told |= {
+        report |= {
             "device_name": paddle.device.cuda.get_device_name(0),
             "gpu": losses(problem, "gpu:0"),
         }
-    told["checks"] = own_check()
-    print("\n" + json.dumps(told))
+    report["checks"] = own_check()
+    print("\n" + json.dumps(report))
 
 
 if __name__ == "__main__":

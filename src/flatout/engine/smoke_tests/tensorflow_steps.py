@@ -14,7 +14,7 @@ def losses(problem: dict[str, Any], device: str) -> list[float]:
         labels = tf.constant(problem["labels"])
         kernel = tf.Variable(tf.constant(problem["kernel"], tf.float32)[:, :, None, :])
         matrix = tf.Variable(tf.constant(problem["matrix"], tf.float32))
-        found = []
+        all_losses = []
         for _ in range(problem["steps"] + 1):
             with tf.GradientTape() as tape:
                 maps_nhwc = tf.tanh(tf.nn.conv2d(images_nhwc, kernel, strides=1, padding="VALID"))
@@ -22,29 +22,29 @@ def losses(problem: dict[str, Any], device: str) -> list[float]:
                 loss = tf.reduce_mean(
                     tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
                 )
-            found.append(float(loss))
+            all_losses.append(float(loss))
             for variable, gradient in zip(
                 (kernel, matrix), tape.gradient(loss, (kernel, matrix)), strict=True
             ):
                 variable.assign_sub(problem["lr"] * gradient)
-    return found
+    return all_losses
 
 
 def main() -> None:
     """Reads the problem, prints what came out."""
     problem = json.load(sys.stdin)
-    told: dict[str, Any] = {"version": tf.__version__}
+    report: dict[str, Any] = {"version": tf.__version__}
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         # Otherwise it takes all of a card that a screen or another program needs too.
         tf.config.experimental.set_memory_growth(gpu, True)
-    told["cpu"] = losses(problem, "/CPU:0")
+    report["cpu"] = losses(problem, "/CPU:0")
     if problem["device"] == "gpu":
         if not gpus:
             sys.exit("tf.config.list_physical_devices('GPU') is empty")
         details = tf.config.experimental.get_device_details(gpus[0])
-        told |= {"device_name": details.get("device_name"), "gpu": losses(problem, "/GPU:0")}
-    print("\n" + json.dumps(told))
+        report |= {"device_name": details.get("device_name"), "gpu": losses(problem, "/GPU:0")}
+    print("\n" + json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ class CustomStep:
         named = dict(result) if isinstance(result, Mapping) and result else {"": result}
         pairs = {name: _loss_and_count(value) for name, value in named.items()}
         if self.exchange is not None:
-            losses = self.exchange.told(pairs)
+            losses = self.exchange.averaged(pairs)
         else:
             losses = {name: _mean(*pair) for name, pair in pairs.items()}
         if factor is not None:

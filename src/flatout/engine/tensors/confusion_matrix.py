@@ -38,8 +38,8 @@ class Confusion:
     def pairs(self) -> tuple[tuple[int, int, int], ...]:
         """(true class, predicted class, samples) of the pairs that occur; waits for the device."""
         counts = self.counts.cpu()
-        places = counts.nonzero()
-        rows = torch.cat([places, counts[places[:, 0], places[:, 1], None]], dim=1).tolist()
+        nonzero = counts.nonzero()
+        rows = torch.cat([nonzero, counts[nonzero[:, 0], nonzero[:, 1], None]], dim=1).tolist()
         return tuple((row[0], row[1], row[2]) for row in rows)
 
 
@@ -78,10 +78,10 @@ def confusion(
     is_stray |= (predicted < 0) | (predicted >= num_classes)
     is_ignored = true == ignore_index
     num_pairs = num_classes * num_classes
-    place = torch.where(is_stray, num_pairs, true * num_classes + predicted)
-    place = torch.where(is_ignored, num_pairs + 1, place)
-    counts = torch.zeros(num_pairs + 2, dtype=torch.int64, device=place.device)
-    counts.scatter_add_(0, place, torch.ones_like(place))
+    index = torch.where(is_stray, num_pairs, true * num_classes + predicted)
+    index = torch.where(is_ignored, num_pairs + 1, index)
+    counts = torch.zeros(num_pairs + 2, dtype=torch.int64, device=index.device)
+    counts.scatter_add_(0, index, torch.ones_like(index))
     return Confusion(counts[:num_pairs].view(num_classes, num_classes), counts[num_pairs])
 
 

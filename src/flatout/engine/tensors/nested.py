@@ -57,18 +57,18 @@ def placer(device: torch.device, is_channels_last: bool) -> Callable[[Any], Any]
     if device.type == "cpu" and not is_channels_last:
         return None
 
-    def place(batch: Any) -> Any:
+    def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
             if is_channels_last and batch.dim() == 4:
                 return batch.to(device, non_blocking=True, memory_format=torch.channels_last)
             return batch.to(device, non_blocking=True)
         if isinstance(batch, dict) and type(batch) is dict:
-            return {key: place(item) for key, item in batch.items()}
+            return {key: move(item) for key, item in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(place, batch))
+            return type(batch)(*map(move, batch))
         if isinstance(batch, list | tuple):
-            return type(batch)(map(place, batch))
+            return type(batch)(map(move, batch))
         # A tokenizer's batch and the like know themselves how to move.
         return batch.to(device) if hasattr(batch, "to") else batch
 
-    return place
+    return move

@@ -305,7 +305,7 @@ def copied(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.clone()
     if type(state) is dict:
-        return {key: copied(one) for key, one in state.items()}
+        return {key: copied(value) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(copied(one) for one in state)
+        return type(state)(copied(value) for value in state)
     return state

@@ -143,7 +143,7 @@ class MetricsLog:
                 "a third"
             )
             self.moved = OutOfMemory(part="pace", because=because)
-        finding = self._cap.look() if self._cap is not None else None
+        finding = self._cap.check() if self._cap is not None else None
         if finding is not None:
             self._event_log.warn(session.position.step, finding)
 

@@ -16,7 +16,7 @@ from flatout.engine.runlog.history import History
 from flatout.engine.runtime.error_map import no_algorithm
 from flatout.engine.runtime.oom import OutOfMemory
 from flatout.errors import FlatoutError, RunFailed
-from flatout.schema.oom_adaptation import Kind, OomAdaptation
+from flatout.schema.oom_adaptation import AdaptationKind, OomAdaptation
 from flatout.schema.recipe import Choice, Recipe
 from flatout.tune.oom_policy import OomOptions, oom_recipe_fields, samples_in_micro_batch
 
@@ -263,7 +263,7 @@ def relieved_after_kill(
     )
 
 
-def _kind_of(changes: dict[str, Any]) -> Kind:
+def _kind_of(changes: dict[str, Any]) -> AdaptationKind:
     if "capture" in changes:
         return "uncaptured"
     return "smaller" if "micro_batch_size" in changes else "recomputed"

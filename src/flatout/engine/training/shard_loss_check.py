@@ -33,7 +33,7 @@ def split_check_limit_s(ranks: RankGroup) -> float | None:
     """Time for the first rank to check whether a batch can be split; None if nothing waits."""
     if not isinstance(ranks, MultiRank):
         return None
-    return min(_MOST_S, _OF_LIMIT * ranks.connection.place.limit_s)
+    return min(_MOST_S, _OF_LIMIT * ranks.connection.rank_env.limit_s)
 
 
 def check_shares(

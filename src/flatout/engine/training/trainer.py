@@ -186,7 +186,9 @@ class Trainer:
                 del built
                 recipe = self._turn(ending)
                 device_name = ranks.device_name(recipe.device.value)
-                layout = replace(layout, wish=recipe.sharding.value, exchange=recipe.exchange.value)
+                layout = replace(
+                    layout, requested=recipe.sharding.value, exchange=recipe.exchange.value
+                )
                 built = self._build(device_name, layout)
 
     def _turn(self, ending: Ending) -> Recipe:
@@ -457,7 +459,7 @@ def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) ->
     """The layout of the model, from the user's choices and the recipe before."""
     return ModelLayout(
         ranks=ranks,
-        wish=named.get("sharding") or (previous.sharding.value if previous else None),
+        requested=named.get("sharding") or (previous.sharding.value if previous else None),
         exchange=named.get("exchange") or (previous.exchange.value if previous else "agreed"),
     )
 

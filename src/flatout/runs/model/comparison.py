@@ -52,9 +52,11 @@ def compare_runs(
         "time": [_time(run) for run in runs],
     }
     rows = [
-        ComparisonRow(section=section, name=name, values=tuple(one.get(name) for one in columns))
+        ComparisonRow(
+            section=section, name=name, values=tuple(column.get(name) for column in columns)
+        )
         for section, columns in sections.items()
-        for name in dict.fromkeys(name for one in columns for name in one)
+        for name in dict.fromkeys(name for column in columns for name in column)
     ]
     return Comparison(
         runs=tuple(run.id for run in runs),

@@ -62,12 +62,12 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     def values(self) -> dict[str, Any]:
         """Everything that a user can sort or filter by, by key."""
         run = self.run
-        found: dict[str, Any] = {"run": run.id, "status": run.status}
+        known: dict[str, Any] = {"run": run.id, "status": run.status}
         if isinstance(run, Run):
             started = run.started
             per_epoch = started.steps_per_epoch if started else None
             made = datetime.fromtimestamp(run.header.created_at)
-            found |= {
+            known |= {
                 "experiment": run.header.spec.name, "seed": run.header.spec.seed,
                 "epochs": run.step / per_epoch if per_epoch else None, "step": run.step,
                 "duration": self.duration_s, "created": made.isoformat(sep=" ", timespec="minutes"),
@@ -76,9 +76,9 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
         # Where a parameter has the name of a field, the field has it; `param.NAME` is the other.
         for prefix, values in (("metric", self.metrics), ("param", self.parameters)):
             for name, value in values.items():
-                found[f"{prefix}.{name}"] = value
-                found.setdefault(name, value)
-        return found
+                known[f"{prefix}.{name}"] = value
+                known.setdefault(name, value)
+        return known
 
     def document(self) -> dict[str, Any]:
         """The JSON document: the run, and what the list adds to it."""
@@ -117,15 +117,15 @@ def chosen_runs(rows: Sequence[ListedRun], request: ListRequest) -> list[ListedR
                 fix=nearest(name, map(str, names)),
             )  # fmt: skip
     tests = [_condition(text, keys) for text in request.conditions]
-    kept = [
+    chosen = [
         (row, values)
         for row, values in table
         if (not request.experiments or values.get("experiment") in request.experiments)
         and all(test(values) for test in tests)
     ]
     if request.sort is not None:
-        kept = _sorted(kept, request.sort, keys)
-    return [row for row, _ in kept]
+        chosen = _sorted(chosen, request.sort, keys)
+    return [row for row, _ in chosen]
 
 
 def _sorted(
@@ -133,29 +133,29 @@ def _sorted(
 ) -> list[tuple[ListedRun, dict[str, Any]]]:
     key = _known_key(sort.removeprefix("-"), keys, f"--sort {sort}")
     rows = list(rows)
-    having = [one for one in rows if one[1].get(key) is not None]
-    having.sort(key=lambda one: _comparable(one[1][key]), reverse=sort.startswith("-"))
+    having = [row for row in rows if row[1].get(key) is not None]
+    having.sort(key=lambda row: _comparable(row[1][key]), reverse=sort.startswith("-"))
     # Whichever way it is sorted: what has no value comes last.
-    return having + [one for one in rows if one[1].get(key) is None]
+    return having + [row for row in rows if row[1].get(key) is None]
 
 
 def _condition(text: str, keys: Sequence[str]) -> Callable[[dict[str, Any]], bool]:
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise UsageError(
             "bad-condition",
             f"`--where {text}` is not a condition.",
             because="a condition is a key, one of = != > >= < <=, and a value",
             fix="write it like --where 'accuracy>0.9' or --where status=failed",
         )
-    name, sign, wanted = found.groups()
+    name, sign, operand = match.groups()
     key, compare = _known_key(name, keys, f"--where {text}"), _COMPARE[sign]
 
     def holds(values: dict[str, Any]) -> bool:
         value = values.get(key)
         if value is None:
-            return sign == "!=" if wanted.lower() not in ("none", "-") else sign in ("=", "==")
-        return compare(*_alike(value, wanted))
+            return sign == "!=" if operand.lower() not in ("none", "-") else sign in ("=", "==")
+        return compare(*_alike(value, operand))
 
     return holds
 
@@ -169,15 +169,15 @@ def _known_key(name: str, keys: Sequence[str], option: str) -> str:
     return name
 
 
-def _alike(value: Any, wanted: str) -> tuple[Any, Any]:
+def _alike(value: Any, operand: str) -> tuple[Any, Any]:
     """Both as numbers where both are numbers, else both as texts."""
-    number = _number(wanted)
+    number = _number(operand)
     if number is not None and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value), number
     if isinstance(value, bool):
-        wanted = {"yes": "true", "no": "false"}.get(wanted.lower(), wanted.lower())
-        return str(value).lower(), wanted
-    return str(value), wanted
+        operand = {"yes": "true", "no": "false"}.get(operand.lower(), operand.lower())
+        return str(value).lower(), operand
+    return str(value), operand
 
 
 def _number(text: str) -> float | None:

@@ -33,7 +33,7 @@ def settled_path(text: str) -> tuple[str, bool]:
     with mapped_os_errors(path):
         is_there = path.exists()
     if not is_there:
-        beside = [one.name for one in path.parent.glob("*")] if path.parent.is_dir() else []
+        beside = [sibling.name for sibling in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UsageError(
             "data-path-not-found",
             f"{text} does not exist.",
@@ -92,7 +92,7 @@ def recognized(request: NewExperimentRequest) -> NewExperimentRequest:
     return msgspec.structs.replace(request, data="shards", task=task)
 
 
-def of_shards(sketch: NewExperiment, request: NewExperimentRequest) -> NewExperiment:
+def of_shards(draft: NewExperiment, request: NewExperimentRequest) -> NewExperiment:
     """The sketch of an experiment on shards, completed from their manifest.
 
     Raises:
@@ -122,7 +122,7 @@ def of_shards(sketch: NewExperiment, request: NewExperimentRequest) -> NewExperi
             f"{path} does not have both records to train on and records to validate on.",
             fix="ingest it into another folder, with a share for each: --validation 0.1",
         )
-    columns = [one.name for one in manifest.settings.columns]
+    columns = [column.name for column in manifest.settings.columns]
     if request.target is not None and request.target not in columns:
         raise UsageError(
             "column-not-found",
@@ -131,7 +131,7 @@ def of_shards(sketch: NewExperiment, request: NewExperimentRequest) -> NewExperi
         )
     target = (request.target or columns[-1]) if columns else None
     return msgspec.structs.replace(
-        sketch, task=task, ingested=kind, held_out=held_out, target=target
+        draft, task=task, ingested=kind, held_out=held_out, target=target
     )
 
 
@@ -177,17 +177,19 @@ def _module_elsewhere(name: str, folder: Path) -> str | None:
         # Python prefers it to a file of the same name.
         return str(package)
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ValueError:
         return f"`{name}` is already loaded"
-    if found is None:
+    if spec is None:
         return None
-    if found.origin is None or not found.has_location:
+    if spec.origin is None or not spec.has_location:
         # Python prefers a file to a folder without `__init__.py`, unless it finds the file later.
-        places = [Path(place) for place in found.submodule_search_locations or ()]
-        is_here = all(place.absolute().parent == folder for place in places) and bool(places)
-        return None if is_here else str(places[0] if places else name)
-    return None if Path(found.origin).absolute().parent == folder else found.origin
+        folders = [Path(location) for location in spec.submodule_search_locations or ()]
+        is_here = all(directory.absolute().parent == folder for directory in folders) and bool(
+            folders
+        )
+        return None if is_here else str(folders[0] if folders else name)
+    return None if Path(spec.origin).absolute().parent == folder else spec.origin
 
 
 def _not_readable(path: Path, because: str) -> UsageError:

@@ -14,37 +14,37 @@ _CLASSES_OF_EACH = """[
     ]"""
 
 
-def source(sketch: NewExperiment) -> TemplatePiece:
+def source(draft: NewExperiment) -> TemplatePiece:
     """The code that reads the data of a sketch.
 
     The pieces define `samples(is_training)`, and fill in `$num_classes`, which may call it, and
     `$classes`, what the classes are called.
     """
-    if sketch.data == "shards" and not sketch.is_made_up:
-        return _shards(sketch)
-    if sketch.data in ("csv", "parquet"):
-        return _table(sketch)
-    if sketch.data == "huggingface":
-        return _huggingface(sketch)
-    if sketch.task == "language-model":
-        return piece("data/text_made_up" if sketch.is_made_up else "data/text", "data/prompts")
-    if sketch.data == "images":
-        return _images(sketch)
-    return _tensors(sketch)
+    if draft.data == "shards" and not draft.is_made_up:
+        return _shards(draft)
+    if draft.data in ("csv", "parquet"):
+        return _table(draft)
+    if draft.data == "huggingface":
+        return _huggingface(draft)
+    if draft.task == "language-model":
+        return piece("data/text_made_up" if draft.is_made_up else "data/text", "data/prompts")
+    if draft.data == "images":
+        return _images(draft)
+    return _tensors(draft)
 
 
-def _images(sketch: NewExperiment) -> TemplatePiece:
-    if sketch.is_made_up:
+def _images(draft: NewExperiment) -> TemplatePiece:
+    if draft.is_made_up:
         return piece("data/images_made_up", classes="CLASSES", num_classes="len(CLASSES)")
     return piece("data/images", classes="names()", num_classes="len(classes)")
 
 
-def _table(sketch: NewExperiment) -> TemplatePiece:
-    is_sum = sketch.task == "regression"
-    if sketch.is_made_up:
+def _table(draft: NewExperiment) -> TemplatePiece:
+    is_sum = draft.task == "regression"
+    if draft.is_made_up:
         return piece(
             "data/table_made_up",
-            kind=sketch.data,
+            kind=draft.data,
             made_up_targets="numbers.prod(1) + 3" if is_sum else "(numbers.norm(dim=1) > 2).long()",
             columns="4, []",
             targets="samples(is_training=True)[-1]",
@@ -53,9 +53,9 @@ def _table(sketch: NewExperiment) -> TemplatePiece:
         )
     return piece(
         "data/table",
-        kind=sketch.data,
+        kind=draft.data,
         # Class names are texts, even if they look like numbers.
-        vocabularies=", vocabularies={TARGET: None}" if sketch.task == "classification" else "",
+        vocabularies=", vocabularies={TARGET: None}" if draft.task == "classification" else "",
         columns="*shape()",
         targets="table().tensors[-1]",
         classes="columns().vocabularies[TARGET]",
@@ -64,10 +64,10 @@ def _table(sketch: NewExperiment) -> TemplatePiece:
     )
 
 
-def _tensors(sketch: NewExperiment) -> TemplatePiece:
+def _tensors(draft: NewExperiment) -> TemplatePiece:
     targets = "samples(is_training=True)[-1]"
-    if sketch.is_made_up:
-        is_sum = sketch.task == "regression"
+    if draft.is_made_up:
+        is_sum = draft.task == "regression"
         return piece(
             "data/tensors_made_up",
             made_up_targets="inputs.prod(1) + 3" if is_sum else "(inputs.norm(dim=1) > 2).long()",
@@ -78,7 +78,7 @@ def _tensors(sketch: NewExperiment) -> TemplatePiece:
         )
     return piece(
         "data/tensors",
-        *(["data/tensors_classes"] if sketch.task == "classification" else []),
+        *(["data/tensors_classes"] if draft.task == "classification" else []),
         targets=targets,
         classes="[str(number) for number in range(num_classes())]",
         num_classes="num_classes()",
@@ -86,12 +86,12 @@ def _tensors(sketch: NewExperiment) -> TemplatePiece:
     )
 
 
-def _huggingface(sketch: NewExperiment) -> TemplatePiece:
-    is_language = sketch.task == "language-model"
-    names = ["data/huggingface_made_up" if sketch.is_made_up else "data/huggingface"]
-    if sketch.task == "regression" or not (is_language or sketch.is_made_up):
+def _huggingface(draft: NewExperiment) -> TemplatePiece:
+    is_language = draft.task == "language-model"
+    names = ["data/huggingface_made_up" if draft.is_made_up else "data/huggingface"]
+    if draft.task == "regression" or not (is_language or draft.is_made_up):
         names.append("data/huggingface_targets")
-    if sketch.task == "classification" and not sketch.is_made_up:
+    if draft.task == "classification" and not draft.is_made_up:
         names.append("data/huggingface_classes")
     if is_language:
         names += ["data/huggingface_language_batches", "data/prompts"]
@@ -102,23 +102,23 @@ def _huggingface(sketch: NewExperiment) -> TemplatePiece:
         *names,
         fields="`text`" if is_language else "`text` and `label`",
         longest="" if is_language else _LONGEST,
-        label=labels[sketch.task],
+        label=labels[draft.task],
         targets="targets()",
-        classes='["even", "odd"]' if sketch.is_made_up else "classes()",
-        num_classes="2" if sketch.is_made_up else "len(classes())",
+        classes='["even", "odd"]' if draft.is_made_up else "classes()",
+        num_classes="2" if draft.is_made_up else "len(classes())",
     )
 
 
-def _shards(sketch: NewExperiment) -> TemplatePiece:
+def _shards(draft: NewExperiment) -> TemplatePiece:
     """The code that reads shards, by the kind of their source."""
-    held_out = sketch.held_out
-    if sketch.content == "text":
+    held_out = draft.held_out
+    if draft.content == "text":
         return piece("data/shards_text", "data/prompts", held_out=held_out)
-    if sketch.content == "images":
+    if draft.content == "images":
         return piece(
             "data/shards_images", held_out=held_out, classes="names()", num_classes="len(classes)"
         )
-    if sketch.content == "tensors":
+    if draft.content == "tensors":
         return piece(
             "data/shards_tensors",
             held_out=held_out,
@@ -126,7 +126,7 @@ def _shards(sketch: NewExperiment) -> TemplatePiece:
             num_classes="len(names())",
             num_inputs="math.prod(shape())",
         )
-    is_classified = sketch.task == "classification"
+    is_classified = draft.task == "classification"
     return piece(
         "data/shards_table",
         *(["data/shards_classes"] if is_classified else []),

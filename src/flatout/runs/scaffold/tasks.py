@@ -11,54 +11,54 @@ _UNITS = {
 }  # fmt: skip
 
 
-def task(sketch: NewExperiment) -> TemplatePiece:
+def task(draft: NewExperiment) -> TemplatePiece:
     """Loss and metrics; fills in `$outputs`, `$best`."""
-    if sketch.task == "classification":
+    if draft.task == "classification":
         return piece("tasks/classification", outputs="$num_classes", best='"accuracy"')
-    if sketch.task == "regression":
+    if draft.task == "regression":
         return piece("tasks/regression", outputs="1", best='"mae"', answer='"target"')
     return piece("tasks/language_model", best='"loss"')
 
 
-def entry(sketch: NewExperiment, classes: str) -> TemplatePiece:
+def entry(draft: NewExperiment, classes: str) -> TemplatePiece:
     """The function `experiment`; classes: an expression for the names of the classes, if any."""
-    is_language = sketch.task == "language-model"
+    is_language = draft.task == "language-model"
     parameters = ["lr: float = 3e-3", "width: int = $width"]
     parameters += ["depth: int = 2", "context: int = 64"] if is_language else []
     parameters += ["batch_size: int = 32", "steps: int = 300"]
-    given = ", context=context" if is_language and sketch.data != "huggingface" else ""
+    given = ", context=context" if is_language and draft.data != "huggingface" else ""
     data = [
         f"train_data=lambda: samples(is_training=True{given}),",
         f"validation_data=lambda: samples(is_training=False{given}),",
     ]
-    if sketch.data == "huggingface":
+    if draft.data == "huggingface":
         # A lambda cannot be pickled for the loader's workers on Windows.
         data.append(f"collate={'partial(collate, context=context)' if is_language else 'collate'},")
-    has_labels = sketch.task == "classification" and classes != ""
+    has_labels = draft.task == "classification" and classes != ""
     # The model needs them too, so they are read once.
-    is_read = has_labels and sketch.content == "images" and not sketch.is_made_up
+    is_read = has_labels and draft.content == "images" and not draft.is_made_up
     labels = "classes" if is_read else classes
     return piece(
         "experiment",
-        parameters="\n".join(f"{one}," for one in parameters),
+        parameters="\n".join(f"{parameter}," for parameter in parameters),
         before=f"classes = {classes}" if is_read else "",
-        whole_model="Scaled($model, *scale())" if sketch.task == "regression" else "$model",
+        whole_model="Scaled($model, *scale())" if draft.task == "regression" else "$model",
         data="\n".join(data),
         labels=f"labels={labels}," if has_labels else "",
         # Without `predict` classes and their probabilities are printed.
-        predict="" if sketch.task == "classification" else "predict=predict,",
-        unit=_UNITS.get(sketch.content, "samples"),
+        predict="" if draft.task == "classification" else "predict=predict,",
+        unit=_UNITS.get(draft.content, "samples"),
     )
 
 
-def model(sketch: NewExperiment) -> TemplatePiece:
+def model(draft: NewExperiment) -> TemplatePiece:
     """The model that fits the data of a sketch; it fills in `$model` and `$width`."""
-    if sketch.task == "language-model":
+    if draft.task == "language-model":
         return piece("models/gpt", model="Net(width, depth, context)", width="64")
-    if sketch.data == "huggingface":
+    if draft.data == "huggingface":
         return piece("models/byte_reader", model="Net(width, $outputs)", width="32")
-    if sketch.content in ("csv", "parquet"):
+    if draft.content in ("csv", "parquet"):
         return piece("models/table", model="Net(width, $outputs, $columns)", width="64")
-    if sketch.content == "images":
+    if draft.content == "images":
         return piece("models/images", model="Net(width, $outputs)", width="16")
     return piece("models/tensors", model="build_model(width, $outputs)", width="64")

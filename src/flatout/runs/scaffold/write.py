@@ -19,10 +19,10 @@ _DEPTH = 4
 _ALONE = re.compile(r"^(?P<margin> *)\$(?P<name>\w+)\n", re.MULTILINE)
 
 
-def written(sketch: NewExperiment) -> str:
+def written(draft: NewExperiment) -> str:
     """The text of a new experiment's file."""
-    data = source(sketch)
-    pieces = [data, model(sketch), task(sketch), entry(sketch, data.words.get("classes", ""))]
+    data = source(draft)
+    pieces = [data, model(draft), task(draft), entry(draft, data.words.get("classes", ""))]
     words: dict[str, str] = {}
     # The data's words win: a column has its own name.
     for piece in (*pieces, data):
@@ -30,24 +30,24 @@ def written(sketch: NewExperiment) -> str:
     for _ in range(_DEPTH):
         words = {name: Template(text).substitute(words) for name, text in words.items()}
     # Only now: a path or a column may contain a `$`.
-    words |= {"path": _path(sketch), "target": _quoted(sketch.target or "")}
+    words |= {"path": _path(draft), "target": _quoted(draft.target or "")}
     body = "\n\n\n".join(_filled(piece.text, words).strip("\n") for piece in pieces)
-    head = f'"""{_title(sketch)}\n\nflatout train {sketch.name}.py -s steps=1000\n"""'
+    head = f'"""{_title(draft)}\n\nflatout train {draft.name}.py -s steps=1000\n"""'
     gap = "\n\n\n" if body.startswith(("def ", "class ", "@")) else "\n\n"
     return f"{head}\n\n{_imports(pieces)}{gap}{body}\n"
 
 
 def _filled(text: str, words: dict[str, str]) -> str:
-    def lines(found: re.Match[str]) -> str:
-        word = words[found["name"]]
-        return indent(f"{word}\n", found["margin"]) if word else ""
+    def lines(match: re.Match[str]) -> str:
+        word = words[match["name"]]
+        return indent(f"{word}\n", match["margin"]) if word else ""
 
     return Template(_ALONE.sub(lines, text)).substitute(words)
 
 
-def _path(sketch: NewExperiment) -> str:
-    path = _quoted(sketch.path or "")
-    return f"Path(__file__).parent / {path}" if sketch.is_path_beside else f"Path({path})"
+def _path(draft: NewExperiment) -> str:
+    path = _quoted(draft.path or "")
+    return f"Path(__file__).parent / {path}" if draft.is_path_beside else f"Path({path})"
 
 
 def _quoted(text: str) -> str:
@@ -57,13 +57,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _title(sketch: NewExperiment) -> str:
+def _title(draft: NewExperiment) -> str:
     about = {
         "classification": "predicts a class",
         "regression": "predicts a number",
         "language-model": "predicts the next token",
     }
-    return f"{sketch.name}: {about[sketch.task]}."
+    return f"{draft.name}: {about[draft.task]}."
 
 
 def _imports(pieces: Iterable[TemplatePiece]) -> str:
@@ -78,11 +78,13 @@ def _imports(pieces: Iterable[TemplatePiece]) -> str:
             names.setdefault(words[1], set()).update(words[3:])
     blocks = []
     for is_standard in (True, False):
-        lines = [f"import {one}" for one in sorted(plain) if (one in _STANDARD) is is_standard]
+        lines = [
+            f"import {module}" for module in sorted(plain) if (module in _STANDARD) is is_standard
+        ]
         lines += [
-            f"from {one} import {', '.join(sorted(found, key=_isort_key))}"
-            for one, found in sorted(names.items())
-            if (one in _STANDARD) is is_standard
+            f"from {module} import {', '.join(sorted(imported, key=_isort_key))}"
+            for module, imported in sorted(names.items())
+            if (module in _STANDARD) is is_standard
         ]
         blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks)

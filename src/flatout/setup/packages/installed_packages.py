@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import RunFailed, UsageError
-from flatout.schema.installed_packages import Inside, Installed, Kind
+from flatout.schema.installed_packages import EnvironmentKind, Inside, Installed
 from flatout.setup.packages.micromamba import find_conda
 from flatout.system import python_packages
 from flatout.system.command import run
@@ -84,7 +84,7 @@ def find_inside(text: str) -> Inside:
     return read_inside(text, folder, kind, str(python))
 
 
-def read_inside(name: str, folder: Path, kind: Kind, python: str) -> Inside:
+def read_inside(name: str, folder: Path, kind: EnvironmentKind, python: str) -> Inside:
     """The current contents of an environment.
 
     Raises:
@@ -106,7 +106,7 @@ def read_inside(name: str, folder: Path, kind: Kind, python: str) -> Inside:
     )  # fmt: skip
 
 
-def _find(text: str) -> tuple[Path, Kind]:
+def _find(text: str) -> tuple[Path, EnvironmentKind]:
     made = environments.read_environment(text)
     if made is not None:
         return Path(made.folder), "conda" if made.installer == "conda" else "venv"
@@ -160,7 +160,7 @@ def _conda_folder(name: str) -> Path | None:
     return next((root for root in roots if (root / "conda-meta").is_dir()), None)
 
 
-def _refuse(folder: Path, kind: Kind) -> None:
+def _refuse(folder: Path, kind: EnvironmentKind) -> None:
     """Refuses environments in which the system, conda or flatout itself runs."""
     here = os.path.realpath(folder)
     if here == os.path.realpath(sys.prefix):

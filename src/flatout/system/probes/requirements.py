@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from flatout.schema.environment_facts import Unmet
-from flatout.schema.versions import is_wish, meets
+from flatout.schema.versions import is_specifier, meets
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
@@ -44,7 +44,7 @@ def is_met(clauses: str, version: str) -> bool:
     release = _RELEASE.fullmatch(version.partition("+")[0])
     specifier = re.sub(r"\[[^]]*\]|[()\s]", "", clauses)
     # A pre-release or a nightly has an order of its own.
-    return release is None or not is_wish(specifier) or meets(version, specifier)
+    return release is None or not is_specifier(specifier) or meets(version, specifier)
 
 
 def _plain(name: str) -> str:

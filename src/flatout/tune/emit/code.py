@@ -347,16 +347,16 @@ def _about(plan: _Plan, tuned: TunedRecipe) -> str:
     gain, of = decision.over_plain, "a plain loop's speed"
     if gain is None:
         gain, of = decision.speedup, "the speed of flatout's defaults"
-    found = f"flatout kept its defaults: {decision.why}."
+    result_text = f"flatout kept its defaults: {decision.why}."
     if gain is not None and decision.speedup is not None:
-        found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
-        found += f"{_place(header.machine, plan.recipe)}."
-    told = (
-        f"{found} It reproduces the losses of `flatout train` (flatout {header.flatout_version}) "
-        "with "
-        "the same recipe; it writes no checkpoints, and saves the last weights, not the best."
+        result_text = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
+        result_text += f"{_machine_text(header.machine, plan.recipe)}."
+    summary = (
+        f"{result_text} It reproduces the losses of `flatout train` "
+        f"(flatout {header.flatout_version}) with the same recipe; it writes no checkpoints, "
+        "and saves the last weights, not the best."
     )
-    text = "\n".join([_sober(title), "", *textwrap.wrap(_sober(told), _WIDTH)])
+    text = "\n".join([_sober(title), "", *textwrap.wrap(_sober(summary), _WIDTH)])
     return f'"""{text}\n"""'
 
 
@@ -365,7 +365,7 @@ def _sober(text: str) -> str:
     return " ".join(text.split()).replace("\\", "/").replace('"', "'")
 
 
-def _place(machine: Machine | None, recipe: Recipe) -> str:
+def _machine_text(machine: Machine | None, recipe: Recipe) -> str:
     """The machine of the measurement, as far as it is known."""
     if machine is None:
         return ""
