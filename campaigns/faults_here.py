@@ -208,12 +208,12 @@ def name_unknown(runs: Runs) -> Row:
                              stderr=subprocess.DEVNULL)
         )  # fmt: skip
     codes = [rank.wait(LIMIT_S) for rank in ranks]
-    told_s = time.monotonic() - began_s
+    reported_s = time.monotonic() - began_s
     if codes != [1, 1]:
         raise Unexpected(f"the ranks ended with {codes}")
     again = runs.resume("nameless")
     row = taken_up("rank 0's name unknown", again, runs.reference(_DROPOUT), blow)
-    return replace(row, lost_s=told_s)
+    return replace(row, lost_s=reported_s)
 
 
 def disk_full(runs: Runs) -> Row:

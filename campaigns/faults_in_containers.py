@@ -166,12 +166,12 @@ def port_taken(runs: Cluster) -> Row:
         other.bind(("127.0.0.1", PORT))
         other.listen()
         done = runs.nodes.flatout("cluster", "up")
-        told_s = time.monotonic() - began_s
+        reported_s = time.monotonic() - began_s
     runs.up()
     rule = _rule_in(done.stdout + done.stderr)
     problem = None if done.returncode == 2 else f"ended with {done.returncode}: {done.stderr}"
     return Row(fault="port of the head in use", told=f"refused before the start: {rule}",
-               lost_s=told_s, problem=problem)  # fmt: skip
+               lost_s=reported_s, problem=problem)  # fmt: skip
 
 
 def _refused(runs: Cluster, fault: str) -> Row:
@@ -179,12 +179,12 @@ def _refused(runs: Cluster, fault: str) -> Row:
     began_s = time.monotonic()
     training = runs.begin("refused")
     code = training.wait()
-    told_s = time.monotonic() - began_s
+    reported_s = time.monotonic() - began_s
     problem = None if code == 2 else f"ended with {code}: {training.output()[-1000:]}"
     if training.folder.path.exists():
         problem = "the run was created anyway"
     told = f"refused before the start: {_rule_in(training.output())}"
-    return Row(fault=fault, told=told, lost_s=told_s, problem=problem)
+    return Row(fault=fault, told=told, lost_s=reported_s, problem=problem)
 
 
 def _rule_in(text: str) -> str:

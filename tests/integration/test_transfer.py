@@ -110,7 +110,7 @@ def test_gloo_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_has_died_is_missed_long_before_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collectives, "_LOOKED_EVERY_S", 0.01)
+    monkeypatch.setattr(collectives, "_CHECK_EVERY_S", 0.01)
     monkeypatch.setattr(collectives, "_ARRIVES_WITHIN_S", 0.05)
     never = Work(asks_needed=10**9)
     sending = transfer(monkeypatch, never, limit_s=600.0, has_peer_left=lambda: True)
@@ -120,7 +120,7 @@ def test_a_rank_that_has_died_is_missed_long_before_the_limit(
 
 
 def test_what_arrives_soon_after_a_rank_has_left_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "_LOOKED_EVERY_S", 0.0)
+    monkeypatch.setattr(collectives, "_CHECK_EVERY_S", 0.0)
     sending = transfer(monkeypatch, Work(20), limit_s=600.0, has_peer_left=lambda: True)
     sending.add_up([torch.zeros(2)])
     sending.settle()

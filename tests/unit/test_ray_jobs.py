@@ -213,7 +213,7 @@ def test_a_job_is_killed_by_ray(head: tuple[Head, str], tmp_path: Path) -> None:
 def test_a_head_that_stumbles_is_asked_again_and_one_that_knows_no_job_has_lost_it(
     head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_jobs, "_ASKED_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_jobs, "_POLL_EVERY_S", 0.0)
     ray, address = head
     ray.python = "sleep 60; echo"
     log = tmp_path / "worker.log"
@@ -275,7 +275,7 @@ def test_a_job_is_taken_once_by_a_head_that_is_busy(
 def test_a_head_that_goes_is_told_from_a_job_that_fails(
     head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_jobs, "_ASKED_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_jobs, "_POLL_EVERY_S", 0.0)
     ray, address = head
     ray.python = "sleep 60; echo"
     where, log = RayHead(address=address), tmp_path / "log"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 
-class WithParts(click.Group):
+class LazyGroup(click.Group):
     """`setup torch` is the command itself, `setup export ...` a command below it.
 
     click takes the first word behind a group for a command below it; here only one that is.

@@ -9,7 +9,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.cluster.compose import cluster_folder, docker
-from flatout.cluster.compose.compose_file import HEADS, MEETING_PORT, PORTS, TOKEN_FILE
+from flatout.cluster.compose.compose_file import HEADS, PORTS, RENDEZVOUS_PORT, TOKEN_FILE
 from flatout.cluster.compose.env_file import address_in, engine_in, with_setting
 from flatout.cluster.compose.layout import SHARED_FOLDERS
 from flatout.cluster.compose.node_health import PACKAGES, judge_lost, judge_nodes
@@ -289,7 +289,7 @@ def query_nodes(
     """The reports of all running nodes, queried in parallel; and why others have none."""
     engine = engine_in(folder.settings)
     running = [container for container in current if container.state == "running"]
-    head, port = HEADS[engine], MEETING_PORT[engine]
+    head, port = HEADS[engine], RENDEZVOUS_PORT[engine]
 
     def query(container: Container) -> NodeReport | str:
         node_query = NodeQuery(

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.cluster.compose import docker
-from flatout.cluster.compose.compose_file import HEADS, MEETING_PORT
+from flatout.cluster.compose.compose_file import HEADS, RENDEZVOUS_PORT
 from flatout.cluster.compose.env_file import engine_in
 from flatout.cluster.containers import require_well
 from flatout.cluster.files import Folder, open_folder
@@ -22,7 +22,7 @@ from flatout.schema.predict_protocol import Noted, ProcessFailed
 
 
 def ingest(request: IngestRequest) -> Generator[AnyIngestReply]:
-    """Makes shards as `ingesting.ingest` does, by the nodes of the cluster whose folder is here.
+    """Makes shards as `runs.ingest` does, by the nodes of the cluster whose folder is here.
 
     Args:
         request: with paths of this machine, below the folder of data that the nodes share.
@@ -83,7 +83,7 @@ def request_inside(request: IngestRequest, folder: Folder) -> IngestRequest:
         source=_source_inside(folder, request.source),
         dest=_inside(folder, request.dest),
         on=engine,
-        address=f"{HEADS[engine]}:{MEETING_PORT[engine]}",
+        address=f"{HEADS[engine]}:{RENDEZVOUS_PORT[engine]}",
         python=None,
         env=None,
     )

@@ -30,7 +30,7 @@ from flatout.system import clock
 from flatout.system.atomic_files import mapped_os_errors
 
 _LIMIT_S = 15.0
-_ASKED_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 _STOP_LIMIT_S = 30.0
 # Ray refuses to list more.
 _MOST_NODES = 10_000
@@ -57,21 +57,21 @@ class _Details(msgspec.Struct):
     driver_exit_code: int | None = None
 
 
-class _ToldNode(msgspec.Struct):
+class _NodeRow(msgspec.Struct):
     node_ip: str
     state: str
 
 
-class _ToldRows(msgspec.Struct):
-    result: list[_ToldNode]
+class _NodeRows(msgspec.Struct):
+    result: list[_NodeRow]
 
 
-class _ToldResult(msgspec.Struct):
-    result: _ToldRows
+class _NodeResult(msgspec.Struct):
+    result: _NodeRows
 
 
-class _ToldNodes(msgspec.Struct):
-    data: _ToldResult
+class _NodeResponse(msgspec.Struct):
+    data: _NodeResult
 
 
 class RayJob:
@@ -85,13 +85,13 @@ class RayJob:
         self.id = id
         self.log = log
         self._details = _Details(status="PENDING")
-        self._asked_s = 0.0
+        self._polled_s = 0.0
         self._silences = 0
 
     def is_running(self) -> bool:
         """Whether it has not ended; asked once a second at most."""
-        if self._details.status in _ALIVE and clock.elapsed_s() - self._asked_s > _ASKED_EVERY_S:
-            self._asked_s = clock.elapsed_s()
+        if self._details.status in _ALIVE and clock.elapsed_s() - self._polled_s > _POLL_EVERY_S:
+            self._polled_s = clock.elapsed_s()
             self._query_status()
         return self._details.status in _ALIVE
 
@@ -201,13 +201,15 @@ def nodes(head: RayHead, limit_s: float) -> dict[str, bool]:
     path = f"/api/v0/nodes?limit={_MOST_NODES}&timeout={max(1, int(limit_s))}"
     listed = _call(head, path, limit_s=limit_s)
     try:
-        rows = msgspec.convert(listed, _ToldNodes).data.result.result
+        rows = msgspec.convert(listed, _NodeResponse).data.result.result
     except msgspec.ValidationError as error:
         raise _no_address(head.address, f"the server there lists no nodes: {error}") from error
-    is_alive: dict[str, bool] = {}
+    alive_by_address: dict[str, bool] = {}
     for row in rows:
-        is_alive[row.node_ip] = is_alive.get(row.node_ip, False) or row.state == "ALIVE"
-    return is_alive
+        alive_by_address[row.node_ip] = (
+            alive_by_address.get(row.node_ip, False) or row.state == "ALIVE"
+        )
+    return alive_by_address
 
 
 def check_address(text: str) -> str:

@@ -17,8 +17,8 @@ To add a field
    `engine/step/step.py`) for each step; `Session.adapt`, if it may change during training.
 4. If a search may try it: a candidate in `tune/candidates.py`, and its plain value in
    `plain_changes`; `tune/gate.py: _CONCERNED`; how its effect is observed, in
-   `engine/tuner/effect_checks.py: _LOOKS`; `engine/gate/fixtures.py: small`, if the gate must set
-   it. Emitted as code: `tune/emit/code.py: _flags_of_step` and `tune/emit/code_loop.py`.
+   `engine/tuner/effect_checks.py: _EFFECT_CHECKS`; `engine/gate/fixtures.py: small`, if the gate
+   must set it. Emitted as code: `tune/emit/code.py: _flags_of_step` and `tune/emit/code_loop.py`.
 5. `system/store/recipe_cache.py: left_to_ranks`, if it suits a single process only;
    `engine/predict/predictor.py: _OF_USE`, if it also matters where nothing is trained.
 6. Shown: `cli/render/wording.py: recipe_text`; described: docs/recipe.md, a heading.

@@ -8,7 +8,7 @@ import click
 
 from flatout.cli.options import json_document
 
-# As in `nouns.sketch`, which --help does not load.
+# As in `runs/model/new_experiment.py`, which --help does not load.
 _TASKS = ("classification", "regression", "language-model")
 _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "shards", "text")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from flatout.cli.command_group import WithParts
+from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.setup_export import command as export
 from flatout.cli.options import json_document
 
@@ -80,7 +80,7 @@ def _with_how(command: Any) -> Any:
     return command
 
 
-@click.command("setup", cls=WithParts, invoke_without_command=True)
+@click.command("setup", cls=LazyGroup, invoke_without_command=True)
 @click.argument("frameworks", nargs=-1, metavar="[FRAMEWORK]...")
 @click.option(
     "--for", "cards", multiple=True, metavar="CARD",

@@ -13,10 +13,7 @@ _NUM_RECENT = 50
 
 
 class TrainingState:
-    """The latest value of everything a run reports.
-
-    is_training: lines of training have come since the last Started.
-    """
+    """The latest value of everything a run reports."""
 
     def __init__(self) -> None:
         self.started: Started | None = None

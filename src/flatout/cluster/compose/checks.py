@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from flatout.cluster.compose.compose_file import MEETING_PORT, PORTS
+from flatout.cluster.compose.compose_file import PORTS, RENDEZVOUS_PORT
 from flatout.cluster.compose.node_health import SHARED_MEMORY
 from flatout.cluster.model.cluster import SHARED_GPU, Port, Service
 from flatout.schema.finding import Finding, Fix
@@ -16,7 +16,7 @@ _DUPLICATE_GPU = "nccl-duplicate-gpu"
 _PORT_IN_USE = "port-in-use"
 # Inside a container: ports of Ray, and the one of Dask at which it takes programs.
 _OF_RAY = tuple(port for _, port in PORTS["ray"])
-_OF_DASK = MEETING_PORT["dask"]
+_OF_DASK = RENDEZVOUS_PORT["dask"]
 
 
 def judge_files(

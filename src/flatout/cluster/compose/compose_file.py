@@ -21,7 +21,7 @@ PORTS: Mapping[Engine, tuple[tuple[str, int], ...]] = MappingProxyType({
     "torchrun": (),
 })  # fmt: skip
 # Where a head waits for workers.
-MEETING_PORT: Mapping[Engine, int | None] = MappingProxyType({
+RENDEZVOUS_PORT: Mapping[Engine, int | None] = MappingProxyType({
     "ray": 6379, "dask": 8786, "torchrun": None,
 })  # fmt: skip
 

@@ -350,14 +350,14 @@ def _as_administrator(words: Sequence[str]) -> tuple[str, ...]:
 def edit_step(edit: Edit | Block, facts: CommandFacts, text: str | None = None) -> PlanStep:
     """The step of an edit; files in /etc need root."""
     is_of_system = edit.file.startswith("/etc/")
-    system = facts.fix.where
-    if system == "powershell":
-        system = "wsl" if is_of_system else "windows"
+    where = facts.fix.where
+    if where == "powershell":
+        where = "wsl" if is_of_system else "windows"
     return PlanStep(
         text=text or f"edit {edit.file}",
         action=edit,
         changes=edit_text(edit),
-        where=system,
+        where=where,
         needs_root=is_of_system,
     )
 

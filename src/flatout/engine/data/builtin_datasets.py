@@ -15,7 +15,7 @@ from flatout.system.clock import elapsed_s, now_s
 from flatout.system.store import datasets
 from flatout.system.store.run_folder import RunFolder
 
-_TOLD_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 # Experiments name only the data set; where progress is reported depends on the caller.
 _reported_to: ContextVar[RunFolder | None] = ContextVar("reported_to", default=None)
@@ -48,11 +48,11 @@ def report_downloads_to(folder: RunFolder) -> Iterator[None]:
 def _fetch(name: str) -> None:
     folder = _reported_to.get()
     lines = atomic_files.Lines(folder.events) if folder is not None else None
-    told_s = 0.0
+    reported_s = 0.0
     progress = None
     for progress in datasets.fetch(name):
-        if elapsed_s() - told_s >= _TOLD_EVERY_S:
-            told_s = elapsed_s()
+        if elapsed_s() - reported_s >= _REPORT_EVERY_S:
+            reported_s = elapsed_s()
             _tell(name, progress, lines)
     if progress is not None:
         _tell(name, progress, lines)

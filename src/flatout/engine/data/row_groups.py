@@ -68,7 +68,7 @@ def rows_of(options: TableOptions, groups: RowGroups, shuffle: bool) -> ParquetR
 class RowGroups:
     """All row groups of some Parquet files with the same columns.
 
-    places: file and number within it, for each group; sizes: rows of each.
+    locations: file and number within it, for each group; sizes: rows of each.
     """
 
     name: str

@@ -23,7 +23,7 @@ Done = PieceDone | Failure
 
 # Time limit for Dask's scheduler to respond.
 _CONNECT_LIMIT_S = 20
-_ASKED_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
 # Time limit for a first worker to join.
 _WORKER_LIMIT_S = 60
 
@@ -134,7 +134,7 @@ def _await_worker(name: str, is_there: Callable[[], bool]) -> None:
                 because=f"none has joined within {_WORKER_LIMIT_S} s",
                 fix="start workers (flatout cluster up), or ingest on this machine: --on local",
             )
-        sleep_s(_ASKED_EVERY_S)
+        sleep_s(_POLL_EVERY_S)
 
 
 def _died(on: Crew, error: Exception) -> RunFailed:

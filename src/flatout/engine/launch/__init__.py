@@ -1,8 +1,8 @@
 """Who starts the ranks of a training: `python -m flatout.engine.launch RUN_DIR --on local:4`.
 
 One file for each launcher, with one function: `launch(job) -> int`. The contract between command
-line, launcher and ranks is in `engine/ranks/__init__.py`. `ray_script_nodes.py` is none: it starts
-a user's own script (`flatout launch`).
+line, launcher and ranks is in `engine/ranks/__init__.py`. `ray_script_nodes.py` is not a launcher:
+it starts a user's own script (`flatout launch`).
 
 To add a launcher
 -----------------

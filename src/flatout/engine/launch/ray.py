@@ -108,7 +108,7 @@ def rank_bundles(
 
     Args:
         nodes: the resources of each.
-        wanted: how many ranks; 0 for one on each GPU, or else one on each node.
+        num_requested: how many ranks; 0 for one on each GPU, or else one on each node.
         device: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
 
     Returns:

@@ -59,11 +59,12 @@ class RayCluster:
     def reserve(
         self, requested_bundles: Callable[[], list[Bundle]], limit_s: float = PLACE_LIMIT_S
     ) -> list[Bundle]:
-        """Has Ray keep room, spread over its machines: for all that is wanted, or for nothing.
+        """Has Ray keep room, spread over its machines: for all that is requested, or for nothing.
 
         Args:
-            wanted: what each process takes; empty while the nodes have nothing. It is queried again
-                as long as there is no room: that a node is gone, Ray notices only after a while.
+            requested_bundles: what each process takes; empty while the nodes have nothing. It is
+                called again as long as there is no room: that a node is gone, Ray notices only
+                after a while.
             limit_s: how long room is waited for.
 
         Returns:

@@ -10,7 +10,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.optim.schedule_rehearsal import (
     Groups,
-    Outlook,
+    ScheduleCoverage,
     ScheduleRehearsal,
     built_schedulers,
     goes_by_metric,
@@ -100,7 +100,7 @@ class LrSchedulers:
             elif value is not None:
                 step_scheduler(scheduler, value)
 
-    def outlook(self, num_made: int) -> Outlook | None:
+    def outlook(self, num_made: int) -> ScheduleCoverage | None:
         """The coverage of the steps to come; None if it cannot be predicted.
 
         Args:

@@ -172,7 +172,7 @@ class ScheduleRehearsal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class ScheduleCoverage:
     """The part of a training that a schedule covers.
 
     Args:
@@ -193,7 +193,7 @@ class Outlook:
         return min(self.num_steps - self.num_live, self.num_to_come)
 
 
-def outlook(rehearsal: ScheduleRehearsal, num_made: int, num_steps: int) -> Outlook | None:
+def outlook(rehearsal: ScheduleRehearsal, num_made: int, num_steps: int) -> ScheduleCoverage | None:
     """The part of the training that a schedule covers; None if it never has a rate.
 
     Args:
@@ -217,7 +217,7 @@ def outlook(rehearsal: ScheduleRehearsal, num_made: int, num_steps: int) -> Outl
         return None
     if num_live == looked_at:
         num_live = num_steps
-    return Outlook(
+    return ScheduleCoverage(
         num_live=num_live, num_steps=num_steps, num_to_come=num_steps - num_made, because=because
     )
 

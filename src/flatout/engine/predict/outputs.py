@@ -69,7 +69,7 @@ def open_output(
         UsageError: output-is-an-input.
     """
     if text is None:
-        return _ToParent(row_format, send)
+        return _LineOutput(row_format, send)
     path = Path(text).expanduser().absolute()
     input_paths = {Path(name).absolute() for name in inputs}
     _refuse_input(path, input_paths)
@@ -90,7 +90,7 @@ def _refuse_input(path: Path, input_paths: set[Path]) -> None:
         )
 
 
-class _ToParent:
+class _LineOutput:
     """Every prediction is a line."""
 
     def __init__(self, row_format: RowFormat, send: Callable[[Reply], None]) -> None:

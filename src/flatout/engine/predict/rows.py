@@ -98,8 +98,8 @@ def _classes(
     rows = []
     for row_values, row_numbers in zip(values.tolist(), numbers.tolist(), strict=True):
         row: dict[str, Any] = {}
-        for rank, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
-            end = "" if rank == 0 else f"_{rank + 1}"
+        for position, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
+            end = "" if position == 0 else f"_{position + 1}"
             row |= {f"{prefix}label{end}": labels[number], f"{prefix}probability{end}": value}
         rows.append(row)
     return rows

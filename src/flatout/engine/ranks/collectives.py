@@ -34,7 +34,7 @@ _SCATTER: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tenso
 _POLLED_EVERY_S = 0.0005
 # A connection that has ended is looked for so often. A rank may have left in good order, with what
 # it sent last still on its way to this GPU.
-_LOOKED_EVERY_S, _ARRIVES_WITHIN_S = 1.0, 3.0
+_CHECK_EVERY_S, _ARRIVES_WITHIN_S = 1.0, 3.0
 
 
 class Collectives:
@@ -156,7 +156,7 @@ class Collectives:
 
 
 def _await(work: Any, limit_s: float, has_peer_left: Callable[[], bool]) -> None:
-    since_s = looked_s = elapsed_s()
+    since_s = checked_s = elapsed_s()
     left_s: float | None = None
     # It is completed also once it was given up: then torch's backend knows of an error.
     while not work.is_completed():
@@ -165,8 +165,8 @@ def _await(work: Any, limit_s: float, has_peer_left: Callable[[], bool]) -> None
             raise RuntimeError(f"NCCL took more than {limit_s:g} s")
         if left_s is not None and now_s - left_s > _ARRIVES_WITHIN_S:
             raise RuntimeError("a rank closed its connections while NCCL waited for it")
-        if left_s is None and now_s - looked_s > _LOOKED_EVERY_S:
-            looked_s = now_s
+        if left_s is None and now_s - checked_s > _CHECK_EVERY_S:
+            checked_s = now_s
             left_s = now_s if has_peer_left() else None
         sleep_s(_POLLED_EVERY_S)
 

@@ -39,8 +39,8 @@ class BuiltModel:
 class ModelLayout:
     """The requested layout of a model.
 
-    ranks: those that train it. wish: `sharding` as it was fixed or decided before; None leaves it
-    to the sizes. exchange: how parts of it travel. init: gives the model other weights to begin
+    ranks: those that train it. requested: `sharding` as it was fixed or decided before; None leaves
+    it to the sizes. exchange: how parts of it travel. init: gives the model other weights to begin
     with.
     """
 

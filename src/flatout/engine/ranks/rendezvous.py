@@ -27,8 +27,8 @@ from flatout.system.clock import elapsed_s, sleep_s
 
 # A container that is only starting has its name in a moment; a wrong one will never be known.
 _NAME_LIMIT_S = 30.0
-_ASKED_EVERY_S = 1.0
-_LOOKED_EVERY_S = 0.1
+_POLL_EVERY_S = 1.0
+_CHECK_EVERY_S = 0.1
 
 
 def open_store(rank_env: RankEnv) -> Any:
@@ -88,7 +88,7 @@ def _require_address(rank_env: RankEnv) -> None:
                     f"rank {rank_env.rank} cannot resolve {rank_env.host}, where rank 0 waits.",
                     f"tried for {limit_s:g} s: {error.strerror or error}",
                 ) from error
-        sleep_s(_ASKED_EVERY_S)
+        sleep_s(_POLL_EVERY_S)
 
 
 def await_words(
@@ -121,7 +121,7 @@ def await_words(
                 )
             next_report_s = rank_env.limit_s
             report(late_ranks(missing, rank_env, waited_s))
-        sleep_s(_LOOKED_EVERY_S)
+        sleep_s(_CHECK_EVERY_S)
 
 
 def not_together(problem: str, because: str | None) -> RunFailed:

@@ -1,7 +1,7 @@
 """The decisions of a run so far: its recipes and its length, folded from its events.
 
 The events are read from the disk once; what is decided afterwards is added to the history in
-memory by the journal that writes it (`event_log.py`).
+memory by the event log that writes it (`event_log.py`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from flatout.tune.oom_policy import is_moved
 _NVML_LIMIT_S = 3.0
 
 # Asking the driver takes time; others take memory slowly.
-_LOOKED_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 # Lines of progress whose speeds are compared.
 _JUDGED_RATES = 60
@@ -130,7 +130,7 @@ class MemoryCap:
                 fix="close other programs that use the GPU, or reserve less: --leave-free 512MiB",
             )
         self._cap_bytes = torch.cuda.memory_reserved(device) + free - leave_bytes
-        self._looked_s = elapsed_s()
+        self._checked_s = elapsed_s()
         self._set()
 
     def _set(self) -> None:
@@ -140,9 +140,9 @@ class MemoryCap:
     def check(self) -> Finding | None:
         """Lowers the cap where another program has taken memory; returns a note for the user."""
         now_s = elapsed_s()
-        if now_s - self._looked_s < _LOOKED_EVERY_S:
+        if now_s - self._checked_s < _CHECK_EVERY_S:
             return None
-        self._looked_s = now_s
+        self._checked_s = now_s
         device = self._device
         found_bytes = torch.cuda.mem_get_info(device)[0]
         if found_bytes >= self._leave_bytes:

@@ -13,7 +13,7 @@ from flatout.schema.oom_adaptation import Part
 
 # What our functions do, by file and name. The innermost of them counts.
 WORKING: dict[tuple[str, str], Part] = {
-    ("engine/training/updater.py", "_made"): "data",
+    ("engine/training/updater.py", "_make_update"): "data",
     ("engine/step/step.py", "run"): "forward",
     ("engine/step/step.py", "_forward"): "forward",
     ("engine/step/step.py", "_backward"): "backward",

@@ -24,7 +24,7 @@ rehearsed up to the run's position; so it does not matter when a run is killed o
 To add a measurement of training steps
 --------------------------------------
 
-1. What reads it is in `engine/runtime/`; `energy.py`, which reads `power_w` for the forecast, is an
+1. What reads it is in `engine/runtime/`; `energy.py`, whose `mean_w` is written as `power_w`, is an
    example. It is silent where it cannot be read: None, never 0.
 2. `metrics_log.py: _write_line` writes it into a field of `schema/run_lines.py: Progress`, None by
    default, for runs that lack it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.engine.experiment import Experiment
-from flatout.engine.optim.schedule_rehearsal import Outlook
+from flatout.engine.optim.schedule_rehearsal import ScheduleCoverage
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runlog.history import History
 from flatout.engine.session.session import Session
@@ -102,7 +102,7 @@ def check_schedule(
         )
 
 
-def _problem(outlook: Outlook, unit: str) -> str:
+def _problem(outlook: ScheduleCoverage, unit: str) -> str:
     if outlook.because is not None:
         first_without = outlook.num_live + 1
         return (

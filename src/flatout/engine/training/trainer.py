@@ -165,8 +165,10 @@ class Trainer:
                 lambda: self._decide_recipe(built, previous, limits), Recipe
             )
             if ranks.size > 1:
-                check = functools.partial(check_shares, built, recipe, self._event_log, self.step)
-                check = functools.partial(check, limit_s=split_check_limit_s(ranks))
+                check = functools.partial(
+                    check_shares, built, recipe, self._event_log, self.step,
+                    limit_s=split_check_limit_s(ranks),
+                )  # fmt: skip
                 ranks.broadcast_from_rank0(check, about="shares")
             self._history = ranks.broadcast_from_rank0(lambda: self._event_log.history, History)
             if self._task.spec.tuning.is_only:

@@ -205,7 +205,7 @@ class StepRunner:
     def _take_more(self) -> None:
         position = self._session.position
         # Not between epochs: whether the validation there has still been made under the recipe
-        # before is nowhere in the history.
+        # before is not in the history.
         if position.update and self._session.feed.can_go_on(position.update):
             self._go_on_under(self._oom_recovery.more(position.step))
 

@@ -90,19 +90,19 @@ def prepare_repair(
     how.check(0)
     yield InstallProgress(name="", text="reading the environment")
     machine = read_machine()
-    scene = _read(
+    inputs = _read(
         find_inside(name), machine, request, how, may_get_uv=not (is_dry or how.is_offline)
     )
     yield InstallProgress(name=name, text="resolving packages")
-    made = _made_in(scene.inside.folder)
-    diagnosis = _as_locked(scene, made, machine) if made else _as_solved(scene)
+    made = _made_in(inputs.inside.folder)
+    diagnosis = _as_locked(inputs, made, machine) if made else _as_solved(inputs)
     tried: tuple[SmokeTestResult, ...] = ()
     if not diagnosis.problems:
         yield InstallProgress(name=name, text="training steps")
-        tried, damaged = _tried(scene)
+        tried, damaged = _tried(inputs)
         if damaged:
-            diagnosis = _as_damaged(scene, damaged, made)
-    yield _repair(scene, diagnosis, tried)
+            diagnosis = _as_damaged(inputs, damaged, made)
+    yield _repair(inputs, diagnosis, tried)
 
 
 def carry_out(
@@ -174,7 +174,7 @@ def _made_in(folder: str) -> MadeEnvironment | None:
     )
 
 
-class _Scene(msgspec.Struct, frozen=True):
+class _RepairInputs(msgspec.Struct, frozen=True):
     """Everything read before resolving. findings: the doctor's, about packages."""
 
     inside: Inside
@@ -196,7 +196,7 @@ class _Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def _read(
     inside: Inside, machine: Machine, request: SetupRequest, how: EnvironmentRequest, *,
     may_get_uv: bool,
-) -> _Scene:  # fmt: skip
+) -> _RepairInputs:  # fmt: skip
     environment = read_environment(Isolated(), inside.python).environment
     inside = msgspec.structs.replace(inside, frameworks=environment.frameworks)
     there = msgspec.structs.replace(
@@ -211,32 +211,32 @@ def _read(
     context = read_context(how, machine, may_get_uv=may_get_uv)
     (build_request,) = build_requests_from(request)
     target = target_from(machine, context.tables, platform.machine())
-    return _Scene(inside, target, build_request, context, how, findings)
+    return _RepairInputs(inside, target, build_request, context, how, findings)
 
 
-def _as_solved(scene: _Scene) -> _Diagnosis:
+def _as_solved(inputs: _RepairInputs) -> _Diagnosis:
     """The problems that the metadata of an environment show."""
-    inside = scene.inside
-    indexes = IndexChoices(scene.context, is_offline=scene.how.is_offline)
-    wrong = find_wrong(inside, scene.target, scene.request, scene.context.tables, indexes)
-    requested = requested_by(scene.findings, inside)
+    inside = inputs.inside
+    indexes = IndexChoices(inputs.context, is_offline=inputs.how.is_offline)
+    wrong = find_wrong(inside, inputs.target, inputs.request, inputs.context.tables, indexes)
+    requested = requested_by(inputs.findings, inside)
     if requested:
         problems = [EnvironmentProblem(problem=finding.problem, packages=tuple(requested))
-                    for finding in scene.findings if requested_by([finding], inside)]  # fmt: skip
+                    for finding in inputs.findings if requested_by([finding], inside)]  # fmt: skip
         wrong = msgspec.structs.replace(
             wrong, required={**requested, **wrong.required}, problems=(*wrong.problems, *problems)
         )
-    return _resolved(scene, wrong, frozenset()) if wrong.problems else _Diagnosis(wrong=wrong)
+    return _resolved(inputs, wrong, frozenset()) if wrong.problems else _Diagnosis(wrong=wrong)
 
 
-def _resolved(scene: _Scene, wrong: RepairProblem, again: frozenset[str]) -> _Diagnosis:
+def _resolved(inputs: _RepairInputs, wrong: RepairProblem, again: frozenset[str]) -> _Diagnosis:
     difference = resolve_difference(
-        scene.inside, wrong, again, scene.context, is_offline=scene.how.is_offline
+        inputs.inside, wrong, again, inputs.context, is_offline=inputs.how.is_offline
     )
     return _Diagnosis(problems=wrong.problems, difference=difference, wrong=wrong)
 
 
-def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Diagnosis:
+def _as_locked(inputs: _RepairInputs, made: MadeEnvironment, machine: Machine) -> _Diagnosis:
     """The problems of an environment of flatout's own, whose record says what is right.
 
     Raises:
@@ -249,7 +249,7 @@ def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Diagn
             because=f"it was created for {made.machine}; this machine has {machine_text(machine)}",
             fix=f"recreate it: flatout setup {made.wish.framework}",
         )
-    difference = pinned_difference(scene.inside, made.pins)
+    difference = pinned_difference(inputs.inside, made.pins)
     problems = tuple(
         EnvironmentProblem(problem=_differs(change, made.name), packages=(change.name,))
         for change in difference.changes
@@ -262,20 +262,20 @@ def _differs(change: PackageChange, name: str) -> str:
     return f"`{name}` was created with {change.name} {change.after}, but {there}"
 
 
-def _tried(scene: _Scene) -> tuple[tuple[SmokeTestResult, ...], Framework | None]:
+def _tried(inputs: _RepairInputs) -> tuple[tuple[SmokeTestResult, ...], Framework | None]:
     """Training steps, where the metadata are fine; the framework whose files are damaged.
 
     Raises:
         RunFailed: training-step-failed, wrong-result: on a GPU, although the CPU computes.
     """
     proved: list[SmokeTestResult] = []
-    for framework in known_frameworks(scene.inside):
+    for framework in known_frameworks(inputs.inside):
         name = _TABLE_NAMES[framework.name]
-        device = _device(framework.build, scene.target)
+        device = _device(framework.build, inputs.target)
         try:
-            proved.append(_proof(scene.inside.python, name, device))
+            proved.append(_proof(inputs.inside.python, name, device))
         except RunFailed:
-            if device == "cpu" or not _computes(scene.inside.python, name):
+            if device == "cpu" or not _computes(inputs.inside.python, name):
                 return (), framework
             # The files are intact: a reinstallation would not fix the driver or the card.
             raise
@@ -290,9 +290,11 @@ def _computes(python: str, framework: FrameworkName) -> bool:
     return True
 
 
-def _as_damaged(scene: _Scene, framework: Framework, made: MadeEnvironment | None) -> _Diagnosis:
+def _as_damaged(
+    inputs: _RepairInputs, framework: Framework, made: MadeEnvironment | None
+) -> _Diagnosis:
     """Reinstalls the framework and its dependencies: its libraries are in separate packages."""
-    names = _packages_of(framework, scene.inside)
+    names = _packages_of(framework, inputs.inside)
     text = f"a training step with {framework.name} {framework.version} fails, even on the CPU"
     trouble = EnvironmentProblem(problem=text, packages=tuple(names))
     if made is not None:
@@ -300,11 +302,11 @@ def _as_damaged(scene: _Scene, framework: Framework, made: MadeEnvironment | Non
         again = tuple(PackageChange(name=pin.name, before=pin.version, after=pin.version,
                              size_bytes=pin.size_bytes) for pin in pins)  # fmt: skip
         return _Diagnosis(problems=(trouble,), difference=RepairDiff(changes=again, pins=pins))
-    indexes = IndexChoices(scene.context, is_offline=scene.how.is_offline)
-    wrong = find_wrong(scene.inside, scene.target, scene.request, scene.context.tables, indexes)
-    required = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
+    indexes = IndexChoices(inputs.context, is_offline=inputs.how.is_offline)
+    wrong = find_wrong(inputs.inside, inputs.target, inputs.request, inputs.context.tables, indexes)
+    required = {name: f"{name}=={inputs.inside.packages[name].version}" for name in names}
     wrong = msgspec.structs.replace(wrong, problems=(trouble,), required=required)
-    return _resolved(scene, wrong, frozenset(names))
+    return _resolved(inputs, wrong, frozenset(names))
 
 
 def _packages_of(framework: Framework, inside: Inside) -> list[str]:
@@ -323,7 +325,7 @@ def _packages_of(framework: Framework, inside: Inside) -> list[str]:
 
 
 def _repair(
-    scene: _Scene, diagnosis: _Diagnosis, tried: tuple[SmokeTestResult, ...]
+    inputs: _RepairInputs, diagnosis: _Diagnosis, tried: tuple[SmokeTestResult, ...]
 ) -> EnvironmentRepair:
     """The complete repair, with its plan.
 
@@ -331,15 +333,15 @@ def _repair(
         UsageError: environment-of-conda.
         RunFailed: wheels-not-here, disk-full.
     """
-    inside, difference = scene.inside, diagnosis.difference
+    inside, difference = inputs.inside, diagnosis.difference
     _leave_to_conda(inside, difference.changes)
     missing = [pin for pin in difference.pins if not wheel_store.is_here(pin)]
-    if missing and scene.how.is_offline:
+    if missing and inputs.how.is_offline:
         raise not_here(
             counted_text(len(missing), "wheel"), ", ".join(pin.file for pin in missing[:5])
         )
     devices = {
-        _TABLE_NAMES[framework.name]: _device(framework.build, scene.target)
+        _TABLE_NAMES[framework.name]: _device(framework.build, inputs.target)
         for framework in known_frameworks(inside)
     }
     for answer in diagnosis.wrong.answers:
@@ -352,8 +354,8 @@ def _repair(
         changes=difference.changes,
         pins=difference.pins,
         missing_bytes=sum(pin.size_bytes or 0 for pin in missing),
-        findings=scene.findings if not diagnosis.problems else (),
-        notes=(*scene.context.notes, *difference.notes),
+        findings=inputs.findings if not diagnosis.problems else (),
+        notes=(*inputs.context.notes, *difference.notes),
         devices=devices,
         proofs=tried,
     )

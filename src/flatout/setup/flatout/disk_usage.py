@@ -29,7 +29,7 @@ _UNFINISHED = "{} is not finished: it needs its checkpoints to resume"
 _TRAINED = "{} is being trained"
 
 
-class _Pile(msgspec.Struct, frozen=True, kw_only=True):
+class _DiskCategory(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of one kind. in_use: why some of the paths cannot be deleted, by path.
 
     left_out: a name below the paths that is a kind of its own.
@@ -47,7 +47,7 @@ class _Pile(msgspec.Struct, frozen=True, kw_only=True):
 def disk_use() -> list[DiskUse]:
     """Everything that flatout keeps, by kind. Several links to a file count once."""
     seen: set[tuple[int, int]] = set()
-    return [_measured(pile, seen) for pile in _piles()]
+    return [_measured(pile, seen) for pile in _categories()]
 
 
 def free(uses: Iterable[DiskUse]) -> int:
@@ -137,7 +137,7 @@ def running_runs() -> list[str]:
     return [path.name for path in paths if _is_taken(path)]
 
 
-def _measured(pile: _Pile, seen: set[tuple[int, int]]) -> DiskUse:
+def _measured(pile: _DiskCategory, seen: set[tuple[int, int]]) -> DiskUse:
     sizes = {path: size_of(path, seen, pile.left_out) for path in pile.paths}
     freeable = [path for path in pile.paths if path not in pile.in_use]
     if pile.kind not in FREEABLE:
@@ -155,13 +155,13 @@ def _measured(pile: _Pile, seen: set[tuple[int, int]]) -> DiskUse:
     )
 
 
-def _piles() -> Iterator[_Pile]:
+def _categories() -> Iterator[_DiskCategory]:
     yield from _run_piles(list_runs())
     state, tunes = folders.state_folder(), folders.tunes_folder()
     searches = run_paths(tunes)
     taken = {path: _TRAINED.format(path.name) for path in searches if _is_taken(path)}
     running = running_runs()
-    yield _Pile(
+    yield _DiskCategory(
         kind="searches",
         text="recipe searches: what was tried, with the results",
         folder=tunes,
@@ -169,7 +169,7 @@ def _piles() -> Iterator[_Pile]:
         cost="the trials can no longer be shown; the recipes stay",
         in_use=taken,
     )
-    yield _Pile(
+    yield _DiskCategory(
         kind="recipes",
         text="recipes found by tuning",
         folder=recipes_folder(),
@@ -177,7 +177,7 @@ def _piles() -> Iterator[_Pile]:
         cost="the next training of the same kind is tuned again",
     )
     downloaded = datasets.downloaded_files()
-    yield _Pile(
+    yield _DiskCategory(
         kind="data",
         text="downloaded data sets",
         folder=folders.data_folders()[-1],
@@ -186,14 +186,14 @@ def _piles() -> Iterator[_Pile]:
         in_use=dict.fromkeys(downloaded, f"{running[0]} may be reading it") if running else {},
     )
     yield from (_environments(), _compiled(running), _caches(state))
-    yield _Pile(
+    yield _DiskCategory(
         kind="tools",
         text="flatout itself, uv and micromamba, as the install script or a setup installed them",
         folder=folders.app_folder().parent,
         paths=[path for path in (folders.app_folder(), folders.tools_folder()) if path.is_dir()],
         cost="flatout self remove",
     )
-    yield _Pile(
+    yield _DiskCategory(
         kind="undo",
         text="backups of files that flatout has changed",
         folder=state / "changes",
@@ -202,10 +202,10 @@ def _piles() -> Iterator[_Pile]:
     )
 
 
-def _caches(state: Path) -> _Pile:
+def _caches(state: Path) -> _DiskCategory:
     cache = folders.cache_folder()
     update_file = folders.compat_update_file()
-    return _Pile(
+    return _DiskCategory(
         kind="caches",
         text="downloaded wheels, responses of package indexes, reports of crashes and of the last "
         "failed start, leftovers of interrupted removals",
@@ -222,7 +222,7 @@ def _caches(state: Path) -> _Pile:
     )
 
 
-def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
+def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_DiskCategory]:
     checkpoints = {Path(run.folder) / "checkpoints": run for run in runs}
     checkpoints = {path: run for path, run in checkpoints.items() if os.path.isdir(path)}
     in_use = {}
@@ -231,7 +231,7 @@ def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
             in_use[path] = _TRAINED.format(run.id)
         elif run.status != "finished":
             in_use[path] = _UNFINISHED.format(run.id)
-    yield _Pile(
+    yield _DiskCategory(
         kind="checkpoints",
         text="checkpoints, from which runs resume",
         folder=folders.runs_folder(),
@@ -239,7 +239,7 @@ def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
         cost="finished runs cannot be continued; their kept weights stay",
         in_use=in_use,
     )
-    yield _Pile(
+    yield _DiskCategory(
         kind="runs",
         text="runs: history, metrics, kept weights, pictures",
         folder=folders.runs_folder(),
@@ -249,10 +249,10 @@ def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
     )
 
 
-def _compiled(running: Sequence[str]) -> _Pile:
+def _compiled(running: Sequence[str]) -> _DiskCategory:
     folder = folders.compiled_folder()
     paths = _below(folder, "*")
-    return _Pile(
+    return _DiskCategory(
         kind="compiled",
         text="training steps compiled by torch",
         folder=folder,
@@ -262,7 +262,7 @@ def _compiled(running: Sequence[str]) -> _Pile:
     )
 
 
-def _environments() -> _Pile:
+def _environments() -> _DiskCategory:
     folder = folders.environments_folder()
     # The user may have chosen the folder, and keep other environments in it.
     paths = [path for path in _below(folder, "*") if environment_folder.is_marked(path)]
@@ -275,7 +275,7 @@ def _environments() -> _Pile:
             python = Path(run.header.python)
             in_use |= {path: f"{run.id} is being trained in it" for path in paths
                        if python.is_relative_to(path)}  # fmt: skip
-    return _Pile(
+    return _DiskCategory(
         kind="environments",
         text="environments created by `flatout setup`",
         folder=folder,

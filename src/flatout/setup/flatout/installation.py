@@ -195,8 +195,8 @@ def installer_text() -> str:
 
     package = Path(flatout.__file__).parent
     # In a checkout it is in the top folder.
-    paths = (package / "setup" / "install.sh", package.parents[1] / "install.sh")
-    path = next((candidate for candidate in paths if candidate.is_file()), paths[0])
+    candidates = (package / "setup" / "install.sh", package.parents[1] / "install.sh")
+    path = next((path for path in candidates if path.is_file()), candidates[0])
     with atomic_files.mapped_os_errors(path):
         return path.read_text(encoding="utf-8")
 

@@ -97,7 +97,7 @@ def fetch(pins: Sequence[Pin], opener: OpenerDirector) -> Iterator[tuple[int, in
     for pin in missing:
         jobs.put(pin)
     total_bytes = sum(pin.size_bytes or 0 for pin in missing)
-    crew = _Crew(jobs, opener)
+    crew = _DownloadPool(jobs, opener)
     threads = [threading.Thread(target=crew.work, daemon=True) for _ in range(_AT_ONCE)]
     for thread in threads:
         thread.start()
@@ -130,7 +130,7 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Crew:
+class _DownloadPool:
     """Downloads from a queue in several threads, until it is empty or one of them fails."""
 
     def __init__(self, jobs: queue.SimpleQueue[Pin], opener: OpenerDirector) -> None:

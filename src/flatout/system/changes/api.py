@@ -1,4 +1,4 @@
-"""The verbs that change the machine, and take that back: apart from `consult`, which only looks."""
+"""The verbs that change the machine, and undo that."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ def probe_packages(system: System) -> tuple[InstalledPackages | None, dict[str, 
     ]
     sources = [content for name in names if isinstance(content := system.read(name), str)]
     mine = [line for source in sources for line in nvidia_sources(source)]
-    has_keyring = version_in(text, "cuda-keyring") is not None
+    are_signedring = version_in(text, "cuda-keyring") is not None
     installed = InstalledPackages(
         num_unfinished=num_unfinished(text),
         has_nvidia_source=bool(mine),
-        is_nvidia_source_signed=has_keyring or all(mine) if mine else None,
+        is_nvidia_source_signed=are_signedring or all(mine) if mine else None,
         distro_toolkit=version_in(text, "nvidia-cuda-toolkit"),
     )
     reasons = {"is_nvidia_source_signed": "no such package source"} if not mine else {}
@@ -59,14 +59,14 @@ def nvidia_sources(text: str) -> list[bool]:
 
     Source: sources.list(5), in one line or in the form of deb822.
     """
-    has_key = [
+    are_signed = [
         "signed-by=" in line.partition("]")[0].lower()
         for line in text.splitlines()
         if _NVIDIA_SOURCE in line and line.lstrip().startswith("deb")
     ]
     for part in re.split(r"\n\s*\n", text):
         if re.search(rf"^URIs:.*{re.escape(_NVIDIA_SOURCE)}", part, re.MULTILINE):
-            has_key.append(
+            are_signed.append(
                 re.search(r"^Signed-By:", part, re.MULTILINE | re.IGNORECASE) is not None
             )
-    return has_key
+    return are_signed
