@@ -61,7 +61,7 @@ a machine is cut off        system/tcp_keepalive.py (3)  60 s           `rank-lo
 the store's host hangs      timeout_store.py (4)         LIMIT or 5 s   `rank-lost`, restart
 a rank is out of memory     the vote before an update    at once        less memory, or back (5)
 one killed for memory       system/free_memory.py        when it ended  restart with less memory
-ranks outlive a failed one  system/store: shutdown_grace   20 s, 5 s (6)  the launcher kills them
+ranks outlive a failed one  system/store/shutdown_grace  20 s, 5 s (6)  the launcher kills them
 the same under torchrun     torchrun                     0.1 s          SIGTERM; after LIMIT, kill
 a launcher is gone          end of stdin: job.Lifeline   at once        checkpoint, stop, restart
 the command line is gone    the same, if `--attached`    at once        checkpoint, stop
