@@ -44,8 +44,10 @@ CONTESTANTS = ("ddp", "torchrun", "local", *(["ray"] if find_spec("ray") else []
 # A Ray that ends with its standard input.
 RAY = """
 import sys, ray
-told = ray.init("local", num_cpus=int(sys.argv[1]), include_dashboard=False, logging_level="ERROR")
-print(told.address_info["gcs_address"], flush=True)
+ray_context = ray.init(
+    "local", num_cpus=int(sys.argv[1]), include_dashboard=False, logging_level="ERROR"
+)
+print(ray_context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
 

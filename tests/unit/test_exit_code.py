@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+_END = "from flatout.system.exit_code import end; end(3)"
 _PROGRAM = """
 import atexit, sys, threading, time
 from flatout.system.exit_code import end
@@ -33,9 +34,15 @@ def test_end_waits_for_threads_and_functions_and_skips_the_teardown() -> None:
     assert (done.returncode, done.stdout.split()) == (3, ["buffered", "thread", "atexit"])
 
 
+def test_end_keeps_the_code_without_standard_streams() -> None:
+    program = "import sys; sys.stdout = sys.stderr = None; " + _END
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 3
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /dev/full")
 def test_end_keeps_the_code_when_the_last_lines_find_no_room() -> None:
-    program = "from flatout.system.exit_code import end; print('last'); end(3)"
+    program = "print('last'); " + _END
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", program],
