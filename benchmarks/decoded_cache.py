@@ -86,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         make_folder(Path(place), options.images * BYTES_PER_IMAGE / 1e9)
         for name, experiment in experiments(Path(place)):
-            told(name, experiment, options.rounds, clock)
+            reported(name, experiment, options.rounds, clock)
     return 0
 
 
@@ -109,7 +109,7 @@ def experiments(folder: Path) -> Iterator[tuple[str, flatout.Experiment]]:
     )
 
 
-def told(
+def reported(
     name: str, experiment: flatout.Experiment, rounds: int, clock: Callable[[], float]
 ) -> None:
     """Measures one experiment and prints its rows."""

@@ -93,8 +93,8 @@ def peak_of(argv: Sequence[str]) -> tuple[float, float, int]:
     peak = 0
     while process.poll() is None:
         try:
-            told = process.memory_info()
-            peak = max(peak, getattr(told, "peak_wset", told.rss))
+            reported = process.memory_info()
+            peak = max(peak, getattr(reported, "peak_wset", reported.rss))
             times = process.cpu_times()
             cpu_s = times.user + times.system
         except psutil.Error:

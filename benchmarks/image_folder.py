@@ -94,7 +94,7 @@ def main() -> int:
             if best is None:
                 best, details["grid"] = tuned(folder, options)
             rounds = [measured(best, folder, options, number) for number in range(options.rounds)]
-        found = told(rounds, gigabytes)
+        found = reported(rounds, gigabytes)
         measurements += found
         is_reached = is_reached and found[-1].value >= GOAL
     path = dated.write_result("image-folder", machine, measurements, details, options.out)
@@ -256,7 +256,7 @@ def crop(width: int, height: int) -> tuple[int, int, int, int]:
     return 0, 0, width, height
 
 
-def told(rounds: list[dict[str, dict[str, float]]], gigabytes: float) -> list[Measurement]:
+def reported(rounds: list[dict[str, dict[str, float]]], gigabytes: float) -> list[Measurement]:
     """Prints the table of one folder; the last measurement is the ratio."""
     conditions = {"gigabytes": gigabytes, "batch_size": BATCH_SIZE, "epochs": EPOCHS}
     found = []

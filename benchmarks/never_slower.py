@@ -56,15 +56,15 @@ def main() -> int:
         steps = steps_in(name, options.seconds)
         for kind in options.neighbours:
             rows: dict[str, list[float]] = {"plain": [], "defaults": [], "auto": []}
-            told: dict[str, Any] = {}
+            reported: dict[str, Any] = {}
             with neighbours(kind), Disturbance() as others:
                 for number in range(options.rounds):
                     order = list(rows)
                     for way in order[number % 3 :] + order[: number % 3]:
                         took_s, found = timed(name, steps, way)
                         rows[way].append(took_s)
-                        told |= found
-            is_reached &= _told(name, kind, steps, rows, told)
+                        reported |= found
+            is_reached &= _reported(name, kind, steps, rows, reported)
             if others.share > OTHERS_SHARE and kind == "none":
                 print(
                     f"{name:10}disturbed: other programs used {others.share:.0%} of a core",
@@ -75,12 +75,12 @@ def main() -> int:
                 "others_share": others.share,
             }  # fmt: skip
             with open(options.work, "a", encoding="utf-8") as file:
-                file.write(json.dumps({**conditions, "seconds": rows, "told": told}) + "\n")
+                file.write(json.dumps({**conditions, "seconds": rows, "reported": reported}) + "\n")
             measurements += [
                 dated.measurement(f"{name} beside {kind}: {way}", "s", tuple(taken), conditions)
                 for way, taken in rows.items()
             ]
-            details[f"{name} beside {kind}"] = told
+            details[f"{name} beside {kind}"] = reported
     print(f"goal      auto <= {FACTOR} x plain or defaults + {SECONDS:.0f} s: "
           f"{'reached' if is_reached else 'MISSED'}")  # fmt: skip
     path = dated.write_result("never-slower", machine, measurements, details, options.out)
@@ -88,8 +88,8 @@ def main() -> int:
     return 0 if is_reached else 1
 
 
-def _told(
-    name: str, kind: str, steps: int, rows: dict[str, list[float]], told: dict[str, Any]
+def _reported(
+    name: str, kind: str, steps: int, rows: dict[str, list[float]], reported: dict[str, Any]
 ) -> bool:
     """Prints a row; returns whether the run with its search was fast enough.
 
@@ -98,7 +98,7 @@ def _told(
     plain_s, defaults_s, auto_s = (statistics.median(taken) for taken in rows.values())
     allowed_s = FACTOR * min(plain_s, defaults_s) + SECONDS
     print(f"{name:10}{kind:10}{steps:8,}{plain_s:7.1f} s{defaults_s:7.1f} s{auto_s:7.1f} s"
-          f"{allowed_s:7.1f} s  {told.get('search', '')}", flush=True)  # fmt: skip
+          f"{allowed_s:7.1f} s  {reported.get('search', '')}", flush=True)  # fmt: skip
     return auto_s <= allowed_s
 
 
@@ -174,7 +174,7 @@ def timed(name: str, steps: int, way: str) -> tuple[float, dict[str, Any]]:
                 "--tune", "auto" if way == "auto" else "off", "--json"]  # fmt: skip
         _run(argv, {"FLATOUT_STATE": folder})
         took_s = time.perf_counter() - begin_s
-        return took_s, _search_told(Path(folder)) if way == "auto" else {}
+        return took_s, _search_reported(Path(folder)) if way == "auto" else {}
 
 
 def _run(argv: list[str], environment: dict[str, str]) -> str:
@@ -186,7 +186,7 @@ def _run(argv: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def _search_told(folder: Path) -> dict[str, Any]:
+def _search_reported(folder: Path) -> dict[str, Any]:
     """What the run's events report about its search."""
     for path in folder.rglob("events.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -169,9 +169,9 @@ def screen(model: Model, options: argparse.Namespace) -> Screened:
         return Screened(found=[], problems=[], took_s=0.0)
     begin_s = time.perf_counter()
     child = Child(model, worker_environment())
-    told = child.ask(screen=options.screen_s, numerics=options.numerics)
+    reported = child.ask(screen=options.screen_s, numerics=options.numerics)
     child.close()
-    return Screened(**told, took_s=time.perf_counter() - begin_s)
+    return Screened(**reported, took_s=time.perf_counter() - begin_s)
 
 
 def search(model: Model, options: argparse.Namespace) -> Searched:
@@ -230,8 +230,8 @@ class Child:
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
-            told = self._log.read().decode(errors="replace")
-            sys.exit(f"{self._name}: the measuring process died:\n{told}")
+            reported = self._log.read().decode(errors="replace")
+            sys.exit(f"{self._name}: the measuring process died:\n{reported}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

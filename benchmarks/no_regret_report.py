@@ -195,8 +195,8 @@ def beside_others(results: Sequence[Measured]) -> list[tuple[str, bool]]:
             for side in zip(*pairs, strict=True)
         )
         text = f"geometric mean next to {kind} >= {LEAST_BESIDE} of that alone: "
-        told = f"{text}{beside:.2f} of {without:.2f}, {len(pairs)} models"
-        goals.append((told, beside >= LEAST_BESIDE * without))
+        reported = f"{text}{beside:.2f} of {without:.2f}, {len(pairs)} models"
+        goals.append((reported, beside >= LEAST_BESIDE * without))
     return goals
 
 
@@ -284,10 +284,10 @@ def fields_text(fields: dict[str, Any] | None) -> str:
     if fields is None:
         return "the defaults"
     short = {"num_threads": "threads", "loader_workers": "workers"}
-    told = []
+    reported = []
     for name, value in fields.items():
         if name in _USUAL and _USUAL[name] in (None, value):
             continue
         is_named = isinstance(value, str) and name != "attention"
-        told.append(str(value) if is_named else f"{short.get(name, name)} {value}")
-    return ", ".join(told) or "flatout's loop"
+        reported.append(str(value) if is_named else f"{short.get(name, name)} {value}")
+    return ", ".join(reported) or "flatout's loop"

@@ -106,20 +106,20 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
     if name == "ddp":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         command += [str(num_ranks), str(HERE / "scale_ddp.py"), str(num_steps), str(first)]
-        told = json.loads(output_of(command, environment).strip().splitlines()[-1])
-        return {"step_s": told["step_s"], "startup_s": told["first_at"] - began_at}
+        reported = json.loads(output_of(command, environment).strip().splitlines()[-1])
+        return {"step_s": reported["step_s"], "startup_s": reported["first_at"] - began_at}
     run_id = f"scale-{name}"
     command = [sys.executable, "-m", "flatout", "train", str(HERE / "scale_model.py")]
     command += ["-s", f"steps={num_steps}", "--on", f"{name}:{num_ranks}", "--name", run_id]
     command += ["--use", "num_threads=1", "--device", "cpu"]
     output_of(command, environment)
     lines = atomic_files.read_lines(RunFolder(folder / "runs" / run_id).metrics, Metric)
-    told_of = [line for line in lines if isinstance(line, Progress)]
-    begin = next(line for line in told_of if line.step >= first)
-    end = told_of[-1]
+    reported_of = [line for line in lines if isinstance(line, Progress)]
+    begin = next(line for line in reported_of if line.step >= first)
+    end = reported_of[-1]
     # Lines come ten a second at most: from one to another, as many steps as they tell.
     step_s = (end.at - begin.at) / (end.step - begin.step)
-    early = told_of[0]
+    early = reported_of[0]
     return {
         "step_s": step_s,
         "startup_s": early.at - (early.step - 1) * step_s - began_at,

@@ -40,8 +40,8 @@ def main() -> None:
             tensor.mul_(0.5)
             seen[name].append(time.perf_counter() - began_s)
     if dist.get_rank() == 0:
-        told = {name: statistics.median(values[_WARM_UPS:]) for name, values in seen.items()}
-        print(json.dumps(told), flush=True)
+        reported = {name: statistics.median(values[_WARM_UPS:]) for name, values in seen.items()}
+        print(json.dumps(reported), flush=True)
     dist.destroy_process_group()
 
 

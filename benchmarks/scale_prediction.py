@@ -86,10 +86,10 @@ def trained(arguments: list[str], num_steps: int, environment: dict[str, str]) -
     command += ["-s", f"steps={num_steps}", "--use", "num_threads=1", "--device", "cpu", *arguments]
     output_of(command, environment)
     folder = RunFolder(Path(environment["FLATOUT_STATE"]) / "runs" / arguments[-1])
-    told = [
+    reported = [
         one for one in atomic_files.read_lines(folder.metrics, Metric) if isinstance(one, Progress)
     ]
-    return (told[-1].at - told[0].at) / (told[-1].step - told[0].step)
+    return (reported[-1].at - reported[0].at) / (reported[-1].step - reported[0].step)
 
 
 def report(rounds: list[dict[str, float]], options: argparse.Namespace) -> int:

@@ -112,8 +112,8 @@ def one_round(number: int, *, has_mnist: bool) -> dict[str, Any]:
 
 def train_s(arguments: tuple[str, ...], folder: str) -> float:
     """Training seconds, as the run reports them: a recipe does not change the start of Python."""
-    run_told = run(arguments, folder)["run"]
-    return float(run_told["finished"]["train_s"])
+    run_reported = run(arguments, folder)["run"]
+    return float(run_reported["finished"]["train_s"])
 
 
 def run(arguments: tuple[str, ...], folder: str) -> dict[str, Any]:

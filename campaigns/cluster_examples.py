@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from containers import LABEL, Docker, find_docker
 from progress import Problem
 from support import dated
-from support.container_cluster import ROOT, ContainerCluster, read_told
+from support.container_cluster import ROOT, ContainerCluster, read_reported
 from support.dated import Measurement
 
 RESULTS = Path(__file__).with_name("results")
@@ -151,7 +151,7 @@ def by_launch(cluster: ContainerCluster, case: Case) -> str:
     words = ("--framework", case.framework, "--nodes", str(NODES), "--on", "cluster", "--json")
     script = str(EXAMPLES / case.script)
     done = cluster.flatout("launch", *words, script, limit_s=_RUN_LIMIT_S)
-    read_told(done)
+    read_reported(done)
     return done.stderr
 
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from containers import Docker, find_docker
 from progress import Problem
 from support import dated
-from support.container_cluster import BUILD_LIMIT_S, ContainerCluster, read_told, wait_until
+from support.container_cluster import BUILD_LIMIT_S, ContainerCluster, read_reported, wait_until
 from support.dated import Measurement
 
 RESULTS = Path(__file__).with_name("results")
@@ -122,7 +122,7 @@ def measure(cluster: ContainerCluster, docker: Docker, words: list[str]) -> Row:
     up_s = time.monotonic() - began
     say(cluster, f"up after {up_s:.1f} s; ingests")
     began = time.monotonic()
-    ingested = cluster.told("ingest", "mnist", str(cluster.data / "shards"), "--validation", "0",
+    ingested = cluster.reported("ingest", "mnist", str(cluster.data / "shards"), "--validation", "0",
                             "--on", "cluster", limit_s=600)  # fmt: skip
     ingest_s = time.monotonic() - began
     manifest = msgspec.json.decode((cluster.data / "shards/manifest.json").read_bytes())
@@ -134,7 +134,7 @@ def measure(cluster: ContainerCluster, docker: Docker, words: list[str]) -> Row:
     stdout, stderr = process.communicate(timeout=TRAIN_LIMIT_S)
     train_s = time.monotonic() - began
     done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-    run = read_told(done)["run"]
+    run = read_reported(done)["run"]
     starts = [
         line for line in atomic_files.read_lines(folder.events, Event) if isinstance(line, Started)
     ]
@@ -195,14 +195,14 @@ def kill_midway(
 
 def last_step(folder: RunFolder) -> int:
     """The last step that a training reported."""
-    told = atomic_files.read_lines(folder.metrics, Metric)
-    return max((line.step for line in told if isinstance(line, Progress)), default=0)
+    reported = atomic_files.read_lines(folder.metrics, Metric)
+    return max((line.step for line in reported if isinstance(line, Progress)), default=0)
 
 
 def one_process(cluster: ContainerCluster, words: list[str], seed: int) -> float:
     """The accuracy of training in one process on this machine, with the same shards."""
     own = ("--seed", str(seed), "--name", f"alone-{seed}")
-    run = read_told(cluster.flatout(*words, *own, limit_s=TRAIN_LIMIT_S))["run"]
+    run = read_reported(cluster.flatout(*words, *own, limit_s=TRAIN_LIMIT_S))["run"]
     accuracy = float(run["validations"][-1]["metrics"]["accuracy"])
     print(f"one process, seed {seed}: {accuracy:.2%}", file=sys.stderr, flush=True)
     return accuracy

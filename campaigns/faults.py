@@ -102,14 +102,16 @@ def _each(faults: dict[str, Callable[[Any], Row]], runs: Runs, only: list[str]) 
             runs.make_ready()
             yield bring_about(runs)
         except Exception as error:  # noqa: BLE001 - the others are brought about all the same
-            yield Row(fault=name, told="-", lost_s=time.monotonic() - began_s, problem=str(error))
+            yield Row(
+                fault=name, reported="-", lost_s=time.monotonic() - began_s, problem=str(error)
+            )
 
 
 def show(row: Row) -> None:
     """Prints a fault on two lines, and what went wrong."""
     print(f"{row.fault:<34}{row.lost_s:>6.1f}{row.num_redone:>7}{row.num_lost:>6}"
           f"{row.num_doubled:>7}  {row.exact}")  # fmt: skip
-    print(f"    {row.told}", flush=True)
+    print(f"    {row.reported}", flush=True)
     if row.problem is not None:
         print(f"    WRONG: {row.problem}", flush=True)
 

@@ -68,8 +68,8 @@ class Cluster(Runs):
     def num_kernel_kills(self, name: str) -> int:
         """Processes of a container that the kernel killed because it was out of memory."""
         files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-        told = self.docker.ask("exec", name, "sh", "-c", f"cat {files} 2>/dev/null").stdout
-        counts = re.findall(r"^oom_kill (\d+)", told, re.MULTILINE)
+        reported = self.docker.ask("exec", name, "sh", "-c", f"cat {files} 2>/dev/null").stdout
+        counts = re.findall(r"^oom_kill (\d+)", reported, re.MULTILINE)
         if not counts:
             raise Unexpected(f"cannot read from the kernel what it killed in {name}")
         return sum(map(int, counts))
@@ -118,7 +118,7 @@ def out_of_memory(runs: Cluster) -> Row:
     row = judged("container out of memory", training, runs.reference(), blow)
     num_kills = runs.num_kernel_kills(name) - before
     if num_kills:
-        return replace(row, told=f"killed by the kernel ({num_kills} oom_kill), {row.told}")
+        return replace(row, reported=f"killed by the kernel ({num_kills} oom_kill), {row.reported}")
     if runs.nodes.engine != "ray":
         return replace(row, problem="the kernel killed nothing")
-    return replace(row, told=f"killed by Ray's memory monitor, {row.told}")
+    return replace(row, reported=f"killed by Ray's memory monitor, {row.reported}")

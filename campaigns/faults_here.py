@@ -153,7 +153,7 @@ def second_writer(runs: Runs) -> Row:
     blow = Blow(at=time.time(), step=training.step())
     training.end()
     row = judged("run trained by a second process", training, runs.reference(_DROPOUT), blow)
-    return replace(row, told="run-in-use; the first continued", lost_s=refused_s)
+    return replace(row, reported="run-in-use; the first continued", lost_s=refused_s)
 
 
 def taken_up_twice(runs: Runs) -> Row:
@@ -165,7 +165,7 @@ def taken_up_twice(runs: Runs) -> Row:
     if codes != [0, 2] or "run-in-use" not in both[0].output():
         raise Unexpected(f"they ended with {codes}: {both[0].output()[-1500:]}")
     row = judged("run resumed twice at once", both[0], runs.reference(_DROPOUT), blow)
-    return replace(row, told=f"run-in-use; {row.told}")
+    return replace(row, reported=f"run-in-use; {row.reported}")
 
 
 def port_wanted(runs: Runs) -> Row:
@@ -177,14 +177,18 @@ def port_wanted(runs: Runs) -> Row:
         try:
             thief.bind(("127.0.0.1", int(training.ranks()[0].environ()["MASTER_PORT"])))
         except OSError:
-            told = "bind failed: rank 0 already had the port"
+            reported = "bind failed: rank 0 already had the port"
         else:
             thief.listen()
-            told = "taken"
+            reported = "taken"
         training.wait_for_step(1)
     training.end()
     row = judged("rank 0's port in use", training, runs.reference(_DROPOUT), blow)
-    return replace(row, told=told if row.told == "continued" else f"{told}, {row.told}", lost_s=0.0)
+    return replace(
+        row,
+        reported=reported if row.reported == "continued" else f"{reported}, {row.reported}",
+        lost_s=0.0,
+    )
 
 
 def name_unknown(runs: Runs) -> Row:

@@ -117,7 +117,7 @@ def head_killed(runs: Cluster) -> Row:
         raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
     again = _taken_up_again(runs, "headless")
     row = judged("head killed", again, runs.reference(), blow)
-    return replace(row, told=f"ray-not-answering, {row.told} (up, --resume)")
+    return replace(row, reported=f"ray-not-answering, {row.reported} (up, --resume)")
 
 
 def _taken_up_again(runs: Cluster, name: str) -> Training:
@@ -170,7 +170,7 @@ def port_taken(runs: Cluster) -> Row:
     runs.up()
     rule = _rule_in(done.stdout + done.stderr)
     problem = None if done.returncode == 2 else f"ended with {done.returncode}: {done.stderr}"
-    return Row(fault="port of the head in use", told=f"refused before the start: {rule}",
+    return Row(fault="port of the head in use", reported=f"refused before the start: {rule}",
                lost_s=reported_s, problem=problem)  # fmt: skip
 
 
@@ -183,8 +183,8 @@ def _refused(runs: Cluster, fault: str) -> Row:
     problem = None if code == 2 else f"ended with {code}: {training.output()[-1000:]}"
     if training.folder.path.exists():
         problem = "the run was created anyway"
-    told = f"refused before the start: {_rule_in(training.output())}"
-    return Row(fault=fault, told=told, lost_s=reported_s, problem=problem)
+    reported = f"refused before the start: {_rule_in(training.output())}"
+    return Row(fault=fault, reported=reported, lost_s=reported_s, problem=problem)
 
 
 def _rule_in(text: str) -> str:

@@ -102,7 +102,7 @@ def first_paused(runs: Cluster) -> Row:
     wait_until_left(training.folder)
     again = runs.resume("paused-0", on="cluster")
     row = taken_up(f"container of rank 0 paused {_OVER}", again, runs.reference(), blow)
-    return replace(row, told=f"run-in-use while it is paused; {row.told}")
+    return replace(row, reported=f"run-in-use while it is paused; {row.reported}")
 
 
 def disk_full(runs: Cluster) -> Row:

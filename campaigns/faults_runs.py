@@ -51,7 +51,7 @@ class Row:
     """
 
     fault: str
-    told: str
+    reported: str
     lost_s: float
     num_redone: int = 0
     num_lost: int = 0
@@ -239,7 +239,7 @@ def judged(fault: str, training: Training, reference: RunFolder, blow: Blow) -> 
     folder = training.folder
     status = read_run(folder).status
     if status != "finished":
-        return Row(fault=fault, told=story(training), lost_s=time.time() - blow.at,
+        return Row(fault=fault, reported=story(training), lost_s=time.time() - blow.at,
                    problem=f"the run is {status}: {training.output()[-600:]}")  # fmt: skip
     lost_s, num_redone = cost(training, blow)
     weights = safetensors.torch.load_file(folder.weights)
@@ -258,7 +258,7 @@ def judged(fault: str, training: Training, reference: RunFolder, blow: Blow) -> 
         problem = f"the weights are {farthest:.0e} apart"
     return Row(
         fault=fault,
-        told=story(training),
+        reported=story(training),
         lost_s=lost_s,
         num_redone=num_redone,
         num_lost=num_lost,
@@ -281,7 +281,7 @@ def taken_up(fault: str, again: Training, reference: RunFolder, blow: Blow) -> R
     """The result of a fault that ended the training, after the run was resumed by hand."""
     again.end()
     row = judged(fault, again, reference, blow)
-    return replace(row, told=f"{row.told} (--resume)")
+    return replace(row, reported=f"{row.reported} (--resume)")
 
 
 def filled_up(runs: Runs, training: Training, other: Path, reference: RunFolder) -> Row:
@@ -294,7 +294,7 @@ def filled_up(runs: Runs, training: Training, other: Path, reference: RunFolder)
     if code != 1 or "disk-full" not in training.output():
         raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
     row = taken_up("disk full", runs.resume(training.folder.path.name), reference, blow)
-    return replace(row, told=f"disk-full, {row.told.removeprefix('disk-full, ')}")
+    return replace(row, reported=f"disk-full, {row.reported.removeprefix('disk-full, ')}")
 
 
 def cost(training: Training, blow: Blow) -> tuple[float, int]:

@@ -183,10 +183,10 @@ def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> tuple[in
         finally:
             os._exit(code)
     os.close(theirs)
-    with open(ours, "rb") as told:
+    with open(ours, "rb") as reported:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # Where it was killed, a process that it has forked may hold the pipe open.
-        return code, int(told.read()) if code == 0 else 0
+        return code, int(reported.read()) if code == 0 else 0
 
 
 def _kill_before(kill_at: int, folder: str) -> Callable[[], int]:

@@ -52,7 +52,7 @@ def must(done: subprocess.CompletedProcess[str]) -> None:
         sys.exit(f"{done.args}: {done.stderr}")
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+def reported(done: subprocess.CompletedProcess[str]) -> list[str]:
     """What is wrong with a command that should have succeeded."""
     if done.returncode == 0 and "Traceback" not in done.stderr:
         return []
@@ -69,8 +69,8 @@ def from_install_to_removal(machines: Machines, user: str) -> list[str]:
     """Install flatout, use it, remove it."""
     guest = Guest(machines.docker, machines.image, user)
     before = guest.run("find", guest.home).stdout
-    found = told(guest.install()) + told(guest.ask(*SETUP)) + guest.faults("jax")
-    found += told(guest.ask(*SETUP)) + told(guest.ask("self", "remove", "--yes"))
+    found = reported(guest.install()) + reported(guest.ask(*SETUP)) + guest.faults("jax")
+    found += reported(guest.ask(*SETUP)) + reported(guest.ask("self", "remove", "--yes"))
     left = set(guest.run("find", guest.home).stdout.split()) - set(before.split())
     ours = [name for name in left if "flatout" in name or "/uv" in name or "/pip" in name]
     guest.remove()
@@ -81,7 +81,9 @@ def without_venv(machines: Machines) -> list[str]:
     """Without python3-venv, curl and wget, but with a mirror of uv."""
     guest = Guest(machines.docker, machines.plain, "person")
     more = {"FLATOUT_UV_MIRROR": "file:///house/uv"}
-    found = told(guest.install(script="/house/install-uv.sh", **more)) + told(guest.ask(*SETUP))
+    found = reported(guest.install(script="/house/install-uv.sh", **more)) + reported(
+        guest.ask(*SETUP)
+    )
     found += guest.faults("jax")
     guest.remove()
     return found
@@ -90,8 +92,8 @@ def without_venv(machines: Machines) -> list[str]:
 def real_torch(machines: Machines) -> list[str]:
     """The only framework that is not a fake; its own index cannot be reached."""
     guest = machines.person()
-    found = told(guest.ask("setup", "torch", "--cpu", "--yes")) + guest.faults("torch")
-    found += told(guest.ask("train", "digits", "--env", "torch", "--epochs", "1"))
+    found = reported(guest.ask("setup", "torch", "--cpu", "--yes")) + guest.faults("torch")
+    found += reported(guest.ask("train", "digits", "--env", "torch", "--epochs", "1"))
     guest.remove()
     return found
 
@@ -100,9 +102,9 @@ def little_room(machines: Machines) -> list[str]:
     """200 MB for the home folder, with flatout in it; then another disk is given."""
     guest = Guest(machines.docker, machines.image, "person",
                   limits=Limits(disk={"/home/person": "200m"}))  # fmt: skip
-    found = told(guest.install()) + refused(guest.ask(*SETUP), "disk-full") + guest.faults()
+    found = reported(guest.install()) + refused(guest.ask(*SETUP), "disk-full") + guest.faults()
     place = {"FLATOUT_ENVIRONMENTS": "/var/tmp/made", "FLATOUT_CACHE": "/var/tmp/cache"}
-    found += told(guest.run(guest.flatout, *SETUP, **place))
+    found += reported(guest.run(guest.flatout, *SETUP, **place))
     guest.remove()
     return found
 
@@ -118,7 +120,7 @@ def full_disk(machines: Machines) -> list[str]:
     left = guest.run("ls", "/var/tmp/made").stdout.split()
     found += [] if left == ["other"] else [f"the folder holds {left}"]
     guest.run("rm", "-f", "/var/tmp/made/other")
-    found += told(guest.run(guest.flatout, *SETUP, **place))
+    found += reported(guest.run(guest.flatout, *SETUP, **place))
     guest.remove()
     return found
 
@@ -139,7 +141,7 @@ def cut_network(machines: Machines) -> list[str]:
     guest.container.disconnect(network)
     found = refused(_ended(process), "download-failed") + guest.faults()
     guest.container.connect(network)
-    found += told(guest.ask(*SETUP, "--manager", "pip")) + guest.faults("jax")
+    found += reported(guest.ask(*SETUP, "--manager", "pip")) + guest.faults("jax")
     guest.remove()
     server.remove()
     return found
@@ -162,7 +164,7 @@ def killed(machines: Machines, num_kills: int, *, is_power_cut: bool) -> Iterato
         else:
             guest.kill()
         _ended(process)
-        yield told(guest.ask(*SETUP)) + guest.faults("jax")
+        yield reported(guest.ask(*SETUP)) + guest.faults("jax")
     guest.remove()
 
 

@@ -65,7 +65,7 @@ def has(path: Path, text: str) -> Callable[[], bool]:
 
 
 def _assert_sound(cluster: ContainerCluster) -> dict[str, Any]:
-    state = cluster.told("cluster", "status")
+    state = cluster.reported("cluster", "status")
     assert len(state["containers"]) == len(state["nodes"]) == 3
     assert state["findings"] == [] and state["unread"] == {}
     assert all(one["health"] == "healthy" for one in state["containers"])
@@ -84,8 +84,8 @@ def test_ray_comes_up_and_trains_as_one_process_does(ray: ContainerCluster) -> N
 
 def _assert_trains_as_one_process_does(cluster: ContainerCluster) -> None:
     asked = ("train", "digits", "--epochs", "5", "--seed", "3", "--tune", "off")
-    alone = cluster.told(*asked)["run"]
-    both = cluster.told(*asked, "--on", "cluster:2")["run"]
+    alone = cluster.reported(*asked)["run"]
+    both = cluster.reported(*asked, "--on", "cluster:2")["run"]
     assert both["status"] == "finished" and both["started"]["num_ranks"] == 2
     # The same samples in the same order; sums over ranks round otherwise.
     accuracy = [one["validations"][-1]["metrics"]["accuracy"] for one in (alone, both)]
@@ -101,13 +101,13 @@ def _assert_shards_are_trained_on(cluster: ContainerCluster) -> None:
     """The nodes make shards of data of this machine; one path leads both to them."""
     write_stripes(cluster.data / "stripes")
     words = ("ingest", "stripes", str(cluster.data / "shards"), "--validation", "0")
-    made = cluster.told(*words, "--on", "cluster")
+    made = cluster.reported(*words, "--on", "cluster")
     assert made["counts"] == {"train": 400, "validation": 0, "test": 100}
     assert made["on_nodes"] == "/data/shards" and made["num_made"] == made["num_pieces"]
-    assert cluster.told(*words, "--on", "cluster")["num_made"] == 0
+    assert cluster.reported(*words, "--on", "cluster")["num_made"] == 0
     asked = ("train", "mnist", "-s", "shards=shards", "-s", "batch_size=40", "--epochs", "2",
              "--tune", "off")  # fmt: skip
-    runs = [cluster.told(*asked)["run"], cluster.told(*asked, "--on", "cluster:2")["run"]]
+    runs = [cluster.reported(*asked)["run"], cluster.reported(*asked, "--on", "cluster:2")["run"]]
     assert runs[1]["started"]["num_ranks"] == 2
     accuracy = [run["validations"][-1]["metrics"]["accuracy"] for run in runs]
     assert min(accuracy) > 0.9, accuracy
@@ -158,20 +158,20 @@ def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: ContainerCluster) -> N
     wait_until(has(ray.state / "runs" / "halted" / "metrics.jsonl", '"validated"'), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
-    run = ray.told("show", "halted")["run"]
+    run = ray.reported("show", "halted")["run"]
     assert run["status"] == "stopped" and run["checkpoint_step"] == run["step"]
-    again = ray.told("train", "--resume", "halted", "--on", "cluster:2")["run"]
+    again = ray.reported("train", "--resume", "halted", "--on", "cluster:2")["run"]
     assert again["status"] == "finished" and again["started"]["resumed"]
 
 
 def test_a_cluster_grows_shrinks_and_keeps_its_runs(ray: ContainerCluster) -> None:
-    assert len(ray.told("cluster", "scale", "1", "--limit", "300")["containers"]) == 2
-    assert len(ray.told("cluster", "scale", "2", "--limit", "300")["containers"]) == 3
+    assert len(ray.reported("cluster", "scale", "1", "--limit", "300")["containers"]) == 2
+    assert len(ray.reported("cluster", "scale", "2", "--limit", "300")["containers"]) == 3
     ray.flatout("cluster", "stop")
     assert ray.flatout("cluster", "status").returncode == 1
-    kept = ray.told("cluster", "down")
+    kept = ray.reported("cluster", "down")
     assert str(ray.state / "runs") in kept["folders"] and kept["volumes"]
-    assert ray.told("cluster", "status")["containers"] == []
+    assert ray.reported("cluster", "status")["containers"] == []
     assert ray.flatout("train", "digits", "--on", "cluster").returncode == 2
 
 

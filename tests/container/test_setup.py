@@ -271,8 +271,8 @@ def test_setup_plans_for_the_driver_that_is_there(
         guest.container.run("mkdir", "-p", target)
         for file in driver.glob(pattern):
             guest.container.put(file, target)
-    told = guest.ask("doctor", "--json")
-    machine = json.loads(told.stdout)["machine"]
+    reported = guest.ask("doctor", "--json")
+    machine = json.loads(reported.stdout)["machine"]
     assert (machine["driver"], machine["gpus"][0]["compute_capability"]) == ("580.95.05", "8.6")
     described = ("--for", "GeForce RTX 3090", "--driver", "580.95.05", "--python", "3.11")
     asked = guest.ask("setup", "torch", *described, "--offline", "--json")

@@ -1,17 +1,20 @@
-"""Writes docs/rules from the rules' docstrings: python3 tests/docs/rule_pages.py"""
+"""Writes docs/rules from the rules: python3 tests/docs/rule_pages.py"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.rule_page import page_of
+from flatout.doctor.ruleset import shipped_rules
+
+RULESET = shipped_rules()
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
 
 
 def pages() -> dict[str, str]:
     """File name -> text, for every rule."""
-    return {f"{rule.id}.md": f"# {rule.id}\n\n{rule.page.strip()}\n" for rule in RULES}
+    return {f"{rule.id}.md": f"# {rule.id}\n\n{page_of(rule)}\n" for rule in RULESET.rules}
 
 
 def main() -> None:

@@ -237,14 +237,14 @@ def test_files_named_in_a_page_exist(page: Path) -> None:
 
 def test_recipe_page_has_every_field_and_no_other() -> None:
     headings = headings_of((ROOT / "docs" / "recipe.md").read_text(encoding="utf-8"))
-    told = {heading.strip("`") for heading in headings if heading.startswith("`")}
-    assert told == set(recipe_fields())
+    reported = {heading.strip("`") for heading in headings if heading.startswith("`")}
+    assert reported == set(recipe_fields())
 
 
 def test_experiments_page_has_every_field_and_no_other() -> None:
     table = sections_of((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))["Fields"]
-    told = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
-    assert told == {field.name for field in fields(Experiment)}
+    reported = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert reported == {field.name for field in fields(Experiment)}
 
 
 def test_builtins_page_has_every_built_in_and_no_other() -> None:
@@ -267,14 +267,14 @@ def commands(
 
 
 def test_every_command_has_a_section_with_its_options() -> None:
-    told = {
+    reported = {
         heading.replace("`", ""): text
         for page in PAGES
         for heading, text in sections_of(page.read_text(encoding="utf-8")).items()
     }
     missing = []
     for path, command in commands(main):
-        text = told.get(" ".join(path), "")
+        text = reported.get(" ".join(path), "")
         options = [name for one in command.params if one.param_type_name == "option"
                    for name in (*one.opts, *one.secondary_opts)]  # fmt: skip
         missing += [] if text else [" ".join(path)]
@@ -307,7 +307,7 @@ def test_errors_page_has_every_rule_and_no_other() -> None:
     }
     assert {rule for rule in rules if not RULE.fullmatch(rule)} == set(), "not in kebab case"
     headings = headings_of((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
-    told = {heading for heading in headings if RULE.fullmatch(heading)}
-    assert {"missing": rules - told, "of nothing": told - rules} == {
+    reported = {heading for heading in headings if RULE.fullmatch(heading)}
+    assert {"missing": rules - reported, "of nothing": reported - rules} == {
         "missing": set(), "of nothing": set(),
     }  # fmt: skip

@@ -67,7 +67,7 @@ def run(folder: Path, *argv: str) -> str:
     return done.stdout
 
 
-def told_losses(printed: str, folder: Path) -> list[float]:
+def reported_losses(printed: str, folder: Path) -> list[float]:
     """The losses that the other tool told: printed, or in the file of Lightning's logger."""
     losses = [float(text) for text in re.findall(r"^loss (\S+)$", printed, re.M)]
     for file in folder.glob("logs/**/metrics.csv"):
@@ -97,14 +97,14 @@ def test_losses_are_those_of_the_other_tool(page: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     before = next(iter(files))
     after, use = command_of(page)
-    told = told_losses(run(tmp_path, before), tmp_path)
+    reported = reported_losses(run(tmp_path, before), tmp_path)
     own = {name: value for name, value in use.items() if name == "micro_batch_size"}
     script = str(Path(__file__).with_name("recorded_losses.py"))
     recorded = run(tmp_path, script, str(tmp_path / after), json.dumps([use, own]))
     as_shown, with_own_recipe = json.loads(recorded.splitlines()[-1])
 
     num_updates = re.search(r"of all (\d+)\s+updates", page.read_text(encoding="utf-8"))
-    assert num_updates and len(told) == int(num_updates[1])
-    assert told[-1] < told[0]
-    assert largest_difference(told, as_shown) <= BOUNDS[page.stem]
-    assert largest_difference(told, with_own_recipe) <= OWN_RECIPE_BOUND
+    assert num_updates and len(reported) == int(num_updates[1])
+    assert reported[-1] < reported[0]
+    assert largest_difference(reported, as_shown) <= BOUNDS[page.stem]
+    assert largest_difference(reported, with_own_recipe) <= OWN_RECIPE_BOUND

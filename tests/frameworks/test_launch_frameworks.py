@@ -36,10 +36,10 @@ def test_example_trains_on_two_nodes(
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told = re.findall(r"node (\d)  \w+ (\d) of 2 on \S+: loss (0\.\d+)", done.stdout)
-    assert sorted((node, rank) for node, rank, _ in told) == [("0", "0"), ("1", "1")]
+    reported = re.findall(r"node (\d)  \w+ (\d) of 2 on \S+: loss (0\.\d+)", done.stdout)
+    assert sorted((node, rank) for node, rank, _ in reported) == [("0", "0"), ("1", "1")]
     # Each had other batches: of models that were trained apart, no two would have the same loss.
-    losses = {loss for _, _, loss in told}
+    losses = {loss for _, _, loss in reported}
     assert len(losses) == 1 and 0 < float(losses.pop()) < 0.1
 
 
@@ -93,7 +93,7 @@ def running(script: Path) -> list[psutil.Process]:
     ]
 
 
-def test_a_head_that_is_gone_is_told_soon(
+def test_a_head_that_is_gone_is_reported_soon(
     interpreter_with: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "script.py"

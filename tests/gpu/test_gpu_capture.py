@@ -227,7 +227,7 @@ def moving(model: nn.Module, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "reason"), [(reading, "waits"), (drawing, "generator"), (moving, "waits")]
 )
-def test_what_a_graph_cannot_repeat_is_told(
+def test_what_a_graph_cannot_repeat_is_reported(
     lab: Lab, tell: Tell, plain: Plain, loss: Any, reason: str
 ) -> None:
     folder = lab.new(capture="step")
@@ -239,7 +239,7 @@ def test_what_a_graph_cannot_repeat_is_told(
     lab.go_on(folder, plain(loss=loss), capture="off")
 
 
-def test_own_generator_on_the_gpu_is_told(lab: Lab, plain: Plain) -> None:
+def test_own_generator_on_the_gpu_is_reported(lab: Lab, plain: Plain) -> None:
     dice = torch.Generator("cuda").manual_seed(0)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:

@@ -49,7 +49,7 @@ def test_what_is_left_free_cannot_be_taken(gpu: torch.device) -> None:
     assert is_out_of_memory(caught.value) and kept.numel()
 
 
-def test_no_memory_left_is_told_at_once(gpu: torch.device) -> None:
+def test_no_memory_left_is_reported_at_once(gpu: torch.device) -> None:
     with pytest.raises(UsageError) as caught:
         MemoryCap(gpu, free_bytes(gpu) + MIB)
     assert caught.value.rule == "no-memory-left"

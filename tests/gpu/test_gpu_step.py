@@ -171,7 +171,7 @@ def test_samples_are_named_when_the_loss_is_nan_on_the_gpu(
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
-def test_split_and_memory_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_split_and_memory_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     lab.use |= {"deterministic": False}
     folder = lab.run(plain(model=wide, epochs=30))
     [finished] = tell.events(folder, Finished)
@@ -218,7 +218,7 @@ def test_losses_on_both_devices_agree(lab: Lab, tell: Tell, plain: Plain) -> Non
     assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
-def test_memory_that_is_not_there_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_memory_that_is_not_there_is_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         too_much = torch.empty(2**44, dtype=torch.uint8, device=batch[0].device)
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) + too_much[0]
@@ -232,7 +232,7 @@ def test_memory_that_is_not_there_is_told(lab: Lab, tell: Tell, plain: Plain) ->
     lab.go_on(folder, plain())
 
 
-def test_operation_that_does_not_repeat_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_operation_that_does_not_repeat_is_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     def images() -> tuple[Tensor, Tensor]:
         return torch.randn(24, 2, 5, 5), torch.arange(24) % 3
 

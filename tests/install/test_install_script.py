@@ -129,7 +129,7 @@ PROFILES = {
 }  # fmt: skip
 
 
-def test_install_edits_the_profile_once_when_told(person: Person, wheel: Path) -> None:
+def test_install_edits_the_profile_once_when_reported(person: Person, wheel: Path) -> None:
     for shell, profile in PROFILES.items():
         path = person.home / profile
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +140,11 @@ def test_install_edits_the_profile_once_when_told(person: Person, wheel: Path) -
         text = path.read_text()
         assert text.startswith("# mine, without an end\n") and text.count(BLOCK) == 1
         if not shell.endswith("fish"):
-            told = subprocess.run(
+            reported = subprocess.run(
                 ["/bin/sh", "-c", f". '{path}'; command -v flatout"], env=person.environment(),
                 capture_output=True, text=True, check=True,
             ).stdout  # fmt: skip
-            assert told.strip() == str(person.launcher)
+            assert reported.strip() == str(person.launcher)
     removed = person.flatout("self", "remove", "--yes")
     assert removed.returncode == 0, removed.stderr
     for profile in PROFILES.values():
@@ -172,8 +172,8 @@ def test_remove_leaves_only_runs(person: Person, wheel: Path) -> None:
 
 def test_update_from_a_file(person: Person, wheel: Path) -> None:
     person.install("--from", wheel, "--offline")
-    told = person.flatout("self", "--json").stdout
-    assert '"way": "script"' in told
+    reported = person.flatout("self", "--json").stdout
+    assert '"way": "script"' in reported
     done = person.flatout("self", "update", "--from", str(wheel))
     assert done.returncode == 1 and "pip install --upgrade" in done.stderr
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}

@@ -45,8 +45,8 @@ def test_package_when_installed_into_a_fresh_environment(
     assert done.stdout == f"flatout {__version__}\n"
     done = run(flatout, "doctor", "--json", env=environment, cwd=tmp_path)
     assert json.loads(done.stdout)["report_version"] == 1
-    told = json.loads(run(flatout, "self", "--json", env=environment, cwd=tmp_path).stdout)
-    assert told["way"] == "pip" and told["folder"] == str(folder)
+    reported = json.loads(run(flatout, "self", "--json", env=environment, cwd=tmp_path).stdout)
+    assert reported["way"] == "pip" and reported["folder"] == str(folder)
 
 
 @pytest.mark.parametrize("tool", ["uv", "pipx"])
@@ -65,8 +65,8 @@ def test_package_when_installed_as_a_tool(
     words = ("tool", "install") if tool == "uv" else ("install",)
     done = run(program, *words, wheel, env=environment, cwd=person.home)
     assert done.returncode == 0, done.stderr
-    told = json.loads(run(person.launcher, "self", "--json", env=environment).stdout)
-    assert told["way"] == tool
+    reported = json.loads(run(person.launcher, "self", "--json", env=environment).stdout)
+    assert reported["way"] == tool
     done = run(person.launcher, "self", "remove", "--yes", env=environment)
     assert done.returncode == 0, done.stderr
     assert not person.launcher.exists()

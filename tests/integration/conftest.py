@@ -257,12 +257,12 @@ class Tell:
         state = {name: part for name, part in cls.state(folder).items()
                  if name not in _OF_THE_CLOCK}  # fmt: skip
         packed = pack(state)
-        told = cls.metrics(folder, Validated | EpochEnded | Classified | Generated)  # type: ignore[arg-type]
+        reported = cls.metrics(folder, Validated | EpochEnded | Classified | Generated)  # type: ignore[arg-type]
         return {
             "weights": weights_in(folder),
             "tree": packed.tree,
             "tensors": {name: _as_bytes(tensor) for name, tensor in packed.tensors.items()},
-            "lines": [without_time(line) for line in told],
+            "lines": [without_time(line) for line in reported],
         }
 
 

@@ -67,12 +67,12 @@ def test_threads_are_kept_on_some_cpus_and_put_back() -> None:
         meanwhile = cpus_by_thread()
         late: dict[str, Any] = {}
         ended = threading.Event()
-        told = threading.Event()
+        reported = threading.Event()
         thread = threading.Thread(
-            target=lambda: (late.update(cpus=here()), told.set(), ended.wait()), daemon=True
+            target=lambda: (late.update(cpus=here()), reported.set(), ended.wait()), daemon=True
         )
         thread.start()
-        assert told.wait(60)
+        assert reported.wait(60)
     assert meanwhile.keys() >= before.keys()
     assert set(meanwhile.values()) == {frozenset(ALL[1:2])}
     after = cpus_by_thread()

@@ -71,14 +71,14 @@ def recipe(num_threads: int, origin: str = "default") -> Recipe:
     return msgspec.structs.replace(found, num_threads=threads)
 
 
-def test_threads_whose_cpus_others_use_are_told() -> None:
+def test_threads_whose_cpus_others_use_are_reported() -> None:
     busy = Load(other_cpus=1.2, num_cpus=2)
     [found] = busy_cpus_finding(recipe(2), busy)
     assert found.rule == "cpus-in-use" and "1.2 of 2 CPUs" in found.problem
     assert found.fixes[0].text.endswith("--use num_threads=1")
 
 
-def test_threads_that_have_cpus_of_their_own_or_were_asked_for_are_not_told() -> None:
+def test_threads_that_have_cpus_of_their_own_or_were_asked_for_are_not_reported() -> None:
     busy = Load(other_cpus=1.2, num_cpus=2)
     assert busy_cpus_finding(recipe(1), busy) == []
     assert busy_cpus_finding(recipe(2, "yours"), busy) == []

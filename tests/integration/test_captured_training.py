@@ -208,7 +208,9 @@ def reading(model: nn.Module, batch: Any) -> Tensor:
     return value if value.item() > 0 else value * 2
 
 
-def test_what_cannot_be_captured_is_told_and_trained(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_what_cannot_be_captured_is_reported_and_trained(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
     folder = lab.new()
     assert Capturing(plain(loss=reading), RecordedGraphs, {}).go_on(folder, epochs=2) == "finished"
     assert "step-not-captured" in tell.rules(folder)

@@ -137,7 +137,7 @@ def test_a_loss_that_cannot_be_compiled_trains_uncompiled_and_says_so(lab: Lab, 
     assert tell.traces(folder)["weights"] == tell.traces(lab.run(undecided))["weights"]
 
 
-def test_who_asks_for_what_cannot_be_compiled_is_told(lab: Lab, tell: Tell) -> None:
+def test_who_asks_for_what_cannot_be_compiled_is_reported(lab: Lab, tell: Tell) -> None:
     folder = lab.new(**COMPILED)
     with pytest.raises(RunFailed) as caught:
         lab.go_on(folder, experiment(loss=undecided_loss))

@@ -61,7 +61,7 @@ def csv_texts(draw: Any) -> str:
     return text + (end if rows[-1][-1] == "" else draw(some.sampled_from(["", end])))
 
 
-def told(table: Any, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
+def reported(table: Any, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
     """All that training sees of a table."""
     found: list[tuple[Any, ...]] = []
     for field in fields:
@@ -91,7 +91,7 @@ def read_both(files: list[Path]) -> tuple[Any, Any]:
                 fields: Any = table.fields
             else:
                 table, fields = tables._read_by_arrow(options, files)
-            answers.append(told(table, fields))
+            answers.append(reported(table, fields))
         except FlatoutError as error:
             answers.append(error.rule)
     return answers[0], answers[1]
@@ -178,6 +178,6 @@ def test_compressed_file_that_ends_too_early_is_refused_by_name(
     file.write_bytes(whole[:kept])
     if not has_arrow:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FlatoutError, match="cut.csv.gz cannot be read as a table") as told:
+    with pytest.raises(FlatoutError, match="cut.csv.gz cannot be read as a table") as reported:
         tables.csv(file, target="t")
-    assert told.value.rule == "table-not-readable"
+    assert reported.value.rule == "table-not-readable"

@@ -232,7 +232,9 @@ def test_image_folder_is_refused(folder: Path, part: str) -> None:
     assert caught.value.rule == rule and part in caught.value.problem
 
 
-def test_package_that_is_not_there_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_is_not_there_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "PIL.Image")
     with pytest.raises(UsageError) as caught:

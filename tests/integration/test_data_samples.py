@@ -129,7 +129,7 @@ def test_samples_of_numbers_are_stacked_as_torch_does() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_text_in_a_sample_is_told_before_the_first_step(
+def test_text_in_a_sample_is_reported_before_the_first_step(
     lab: Lab, tell: Tell, plain: Plain, num_workers: int, is_stream: bool
 ) -> None:
     rows = [{"inputs": torch.ones(6), "label": 1, "text": "good"}] * 50

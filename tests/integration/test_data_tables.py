@@ -246,7 +246,7 @@ def test_resumed_run_is_identical_on_a_table(
     assert is_replayed == (name == "rows by workers")
 
 
-def test_missing_value_is_told_when_its_group_is_read(
+def test_missing_value_is_reported_when_its_group_is_read(
     lab: Lab, tell: Tell, plain: Plain, tmp_path: Path
 ) -> None:
     table = arrow.table({"x": [1.0] * 40 + [None] * 10, "y": [1.0] * 50})

@@ -62,7 +62,7 @@ def test_step_of_ones_own_is_made(plain: Plain) -> None:
     ],
     ids=["best", "loss", "schedule"],
 )
-def test_mistake_is_told_as_a_training_would(
+def test_mistake_is_reported_as_a_training_would(
     plain: Plain, fields: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(FlatoutError) as caught:
@@ -83,9 +83,9 @@ def test_command_reports_and_leaves_no_run(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["dry_run"]["train"]["shapes"][0] == "float32 (64, 1, 8, 8)"
-    assert "accuracy" in told["dry_run"]["metrics"] and told["finding"] is None
+    reported = json.loads(done.stdout)
+    assert reported["dry_run"]["train"]["shapes"][0] == "float32 (64, 1, 8, 8)"
+    assert "accuracy" in reported["dry_run"]["metrics"] and reported["finding"] is None
     runs = tmp_path / "state" / "runs"
     assert not runs.exists() or not list(runs.iterdir())
     assert not list(temporary.glob("flatout-dry-run-*"))

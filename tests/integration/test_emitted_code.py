@@ -176,11 +176,11 @@ def test_program_keeps_its_threads_on_the_cpus_of_the_recipe(tmp_path: Path) -> 
             folder="", recipe=chosen, decision=DECISION, is_from_cache=False, unit="rows"
         )
         texts.append(program(header, tuned, about))
-    told = (
+    reported = (
         texts[1] + "\n    import os\n\n    print(sorted(os.sched_getaffinity(0)), len(ALL_CPUS))\n"
     )
     plain, pinned = (run_without_flatout(text, folder(tmp_path, name))
-                     for name, text in (("plain", texts[0]), ("pinned", told)))  # fmt: skip
+                     for name, text in (("plain", texts[0]), ("pinned", reported)))  # fmt: skip
     assert epoch_losses(pinned) == epoch_losses(plain) != []
     assert pinned.splitlines()[-1] == f"[{first}] {len(os.sched_getaffinity(0))}"
 
@@ -206,9 +206,9 @@ def test_program_computes_what_flatout_computes(
 
     folder: RunFolder = lab.new(seed=5, **use)
     model = lab.go_on(folder, load_experiment(spec))
-    told = [line.loss for line in tell.metrics(folder, EpochEnded)]
+    reported = [line.loss for line in tell.metrics(folder, EpochEnded)]
     # A run that ends by steps in the midst of an epoch tells nothing of that one.
-    assert told and losses[: len(told)] == told
+    assert reported and losses[: len(reported)] == reported
     validated = [(line.step, line.metrics) for line in tell.metrics(folder, Validated)]
     assert [(int(step), ast.literal_eval(text)) for step, text in found] == validated
     expected = kept_weights(model, tell.state(folder))

@@ -214,7 +214,7 @@ def test_blocks_with_running_statistics_are_left_out() -> None:
     assert not resnet.usable
 
 
-def test_blocks_left_out_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_blocks_left_out_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     def mixed() -> nn.Module:
         return Deep([layer_norm, batch_norm, layer_norm])
 
@@ -265,7 +265,7 @@ def test_block_that_changes_a_buffer_is_refused(lab: Lab, plain: Plain) -> None:
     lab.run(plain(model=model))
 
 
-def test_blocks_that_are_not_called_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_blocks_that_are_not_called_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     def loss(model: Any, batch: Any) -> Tensor:
         inputs, labels = batch
         for block in model.blocks:

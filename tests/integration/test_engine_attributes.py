@@ -48,9 +48,9 @@ def counted(model: Any, hidden: Tensor) -> Tensor:
 
 
 def in_a_dict(model: Any, hidden: Tensor) -> Tensor:
-    model.told["calls"] = model.told.get("calls", 0) + 1
-    model.told["factors"] = [0.5, 1.0 / model.told["calls"]]
-    return hidden * model.told["factors"][1]
+    model.reported["calls"] = model.reported.get("calls", 0) + 1
+    model.reported["factors"] = [0.5, 1.0 / model.reported["calls"]]
+    return hidden * model.reported["factors"][1]
 
 
 def mean_as_tensor(model: Any, hidden: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def plus_one(model: Any, hidden: Tensor) -> Tensor:
 
 KINDS: dict[str, tuple[Callable[[nn.Module], None], Change]] = {
     "a counter": (with_count, counted),
-    "a dict": (lambda model: setattr(model, "told", {}), in_a_dict),
+    "a dict": (lambda model: setattr(model, "reported", {}), in_a_dict),
     "a tensor": (lambda model: setattr(model, "mean", torch.zeros(())), mean_as_tensor),
     "unfrozen weights": (frozen, unfrozen),
     "a complex buffer": (a_turn(is_persistent=True), turned),

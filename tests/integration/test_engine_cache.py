@@ -400,7 +400,7 @@ def test_validation_data_is_cached_where_it_can_be(plain: Plain) -> None:
     assert kinds == [CachedFeed, LoaderFeed]
 
 
-def test_persistent_workers_without_effect_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_persistent_workers_without_effect_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     use = {"data_path": "cached", "loader_workers": 1, "loader_persistent": True}
     folder = lab.run(plain(train_data=Decoded, epochs=1), **use)
     [finding] = [one for one in tell.findings(folder) if one.rule == "setting-without-effect"]
@@ -428,14 +428,14 @@ class Slow(Decoded):
         return super().__getitem__(index % 50)
 
 
-def told(trials: Trials, num_steps: int | None) -> Cache:
+def reported(trials: Trials, num_steps: int | None) -> Cache:
     assert trials.builder.cache_subset is not None
     return trials.builder.cache_subset.cost(num_steps)
 
 
 def test_a_cache_is_measured_on_a_part_that_is_kept(plain: Plain) -> None:
     trials = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
-    cache = told(trials, None)
+    cache = reported(trials, None)
     assert cache.problem is None
     assert 16 <= cache.num_measured < cache.num_samples == 5000
     result = tried(trials, {}, data_path="cached")
@@ -446,16 +446,16 @@ def test_a_cache_is_measured_on_a_part_that_is_kept(plain: Plain) -> None:
 
 def test_a_run_of_one_epoch_needs_no_cache(plain: Plain) -> None:
     trials = Trials(TuningTask(experiment=plain(train_data=Decoded), device_name="cpu"))
-    cache = told(trials, 7)
+    cache = reported(trials, 7)
     assert cache.problem is not None and "epochs" in cache.problem
-    cache = told(trials, 14)
+    cache = reported(trials, 14)
     assert cache.problem is None
 
 
 def test_what_is_drawn_anew_is_not_offered(plain: Plain) -> None:
     subject = TuningTask(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
     trials = Trials(subject)
-    cache = told(trials, None)
+    cache = reported(trials, None)
     assert "its samples are random" in (cache.problem or "")
     with pytest.raises(UsageError, match="does not work"):
         Trials(dataclasses.replace(subject, fixed={"data_path": "cached"}))

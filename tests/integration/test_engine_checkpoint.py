@@ -302,7 +302,7 @@ def test_run_goes_on_from_the_one_before_when_the_last_is_damaged(
     assert tell.traces(folder) == tell.traces(whole)
 
 
-def test_checkpoints_are_told_with_their_cost(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_checkpoints_are_reported_with_their_cost(lab: Lab, tell: Tell, plain: Plain) -> None:
     folder = lab.run(plain(), checkpoint_every=5)
     lines = tell.events(folder, Checkpointed)
     assert [line.step for line in lines] == [5, 10, 15, 20, 21]
@@ -339,7 +339,9 @@ def test_a_run_that_another_process_takes_over_is_written_no_more(
     )
 
 
-def test_failure_is_told_when_the_run_has_no_room_left(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_failure_is_reported_when_the_run_has_no_room_left(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
     folder = lab.new()
     with small_files(), pytest.raises(RunFailed):
         lab.go_on(folder, plain(model=large_model))

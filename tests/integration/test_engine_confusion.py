@@ -122,10 +122,10 @@ def test_digits_confusion_is_that_of_the_kept_weights(lab: Lab, tell: Tell) -> N
     with torch.no_grad():
         predicted = model.eval()(images).argmax(1)
     hand = by_hand(predicted.tolist(), labels.tolist(), 10)
-    told = [[0] * 10 for _ in range(10)]
+    reported = [[0] * 10 for _ in range(10)]
     for true, one, count in line.counts:
-        told[true][one] = count
-    assert told == hand
+        reported[true][one] = count
+    assert reported == hand
     assert line.labels == tuple("0123456789")
     [validated] = [one for one in tell.metrics(folder, Validated) if one.step == best]
     assert class_report(line).accuracy == pytest.approx(validated.metrics["accuracy"])
@@ -164,7 +164,7 @@ def test_best_may_be_a_mean_over_the_classes(lab: Lab, tell: Tell, plain: Plain)
         ({"loss": lambda model, batch: model(batch[0]).square().mean()}, "target-is-no-class"),
     ],
 )
-def test_what_does_not_fit_is_told_once(
+def test_what_does_not_fit_is_reported_once(
     lab: Lab, tell: Tell, plain: Plain, fields: dict[str, Any], rule: str
 ) -> None:
     def strays(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Confusion]:

@@ -55,9 +55,9 @@ def losses_of_judge(model: Any, inputs: Tensor, drawn: Tensor) -> Tensor:
 def step(updates: Updates, model: Any, batch: Any) -> dict[str, Tensor]:
     inputs, _ = batch
     drawn = model["draws"](inputs)
-    told = {"judges": updates["judges"](losses_of_judge(model, inputs, drawn))}
-    told["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
-    return told
+    reported = {"judges": updates["judges"](losses_of_judge(model, inputs, drawn))}
+    reported["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
+    return reported
 
 
 def error(model: Any, batch: Any) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def plain_loop(experiment: Experiment, precision: str) -> tuple[nn.Module, list[
     model = build(experiment, 0, "cpu").model
     made = optimizers(model.named_parameters())
     inputs = experiment.train_data()[0]
-    told = []
+    reported = []
 
     def autocast() -> Any:
         is_bf16 = precision == "bf16"
@@ -97,8 +97,8 @@ def plain_loop(experiment: Experiment, precision: str) -> tuple[nn.Module, list[
         with autocast():
             draw = softplus(-model["judges"](drawn)).mean()
         update("draws", draw)
-        told.append({"judges": judged.item(), "draws": draw.item()})
-    return model, told
+        reported.append({"judges": judged.item(), "draws": draw.item()})
+    return model, reported
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
@@ -109,13 +109,13 @@ def test_own_step_is_that_of_a_plain_loop(
     experiment = plain(**PAIR, shuffle=False, epochs=1, clip_norm=clip_norm)
     folder = lab.new(precision=precision, optimizer_implementation="own")
     trained = lab.go_on(folder, experiment)
-    model, told = plain_loop(experiment, precision)
+    model, reported = plain_loop(experiment, precision)
     for one, two in zip(trained.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, two)
     [line] = tell.metrics(folder, EpochEnded)
     sizes = [8] * 6 + [2]
     for name in ("judges", "draws"):
-        mean = sum(one[name] * size for one, size in zip(told, sizes, strict=True)) / 50
+        mean = sum(one[name] * size for one, size in zip(reported, sizes, strict=True)) / 50
         assert line.losses[name] == pytest.approx(mean, rel=1e-6)
     assert line.loss == pytest.approx(sum(line.losses.values()))
 
@@ -124,10 +124,10 @@ def every_third(updates: Updates, model: Any, batch: Any) -> dict[str, Tensor]:
     """The one that draws is updated in every third step alone; noise in each."""
     inputs, _ = batch
     drawn = model["draws"](inputs + torch.randn_like(inputs))
-    told = {"judges": updates["judges"](losses_of_judge(model, inputs, drawn))}
+    reported = {"judges": updates["judges"](losses_of_judge(model, inputs, drawn))}
     if updates.step % 3 == 0:
-        told["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
-    return told
+        reported["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
+    return reported
 
 
 def schedules(made: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_gan_example_goes_on_exactly_and_changes_both_networks(lab: Lab, tell: T
     assert not any(torch.equal(before[name], after[name]) for name in before if "weight" in name)
 
 
-def test_rates_of_several_optimizers_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_rates_of_several_optimizers_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     def halved(made: dict[str, Any]) -> Any:
         return torch.optim.lr_scheduler.ExponentialLR(made["judges"], 0.5)
 
@@ -251,9 +251,9 @@ def poisoned(updates: Updates, model: Any, batch: Any) -> dict[str, Tensor]:
     factor = torch.nan if updates.step == 2 else 1.0
     clean = model["draws"](batch[0])
     drawn = model["draws"](batch[0] * factor)
-    told = {"judges": updates["judges"](losses_of_judge(model, batch[0], drawn))}
-    told["draws"] = updates["draws"](clean.square().mean())
-    return told
+    reported = {"judges": updates["judges"](losses_of_judge(model, batch[0], drawn))}
+    reported["draws"] = updates["draws"](clean.square().mean())
+    return reported
 
 
 def test_update_with_a_nan_is_left_out_when_asked(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -313,10 +313,10 @@ def test_several_optimizers_share_the_loss_when_there_is_no_step(
 # What cannot be.
 
 
-def returning(told: Any) -> Callable[..., Any]:
+def returning(reported: Any) -> Callable[..., Any]:
     def one(updates: Updates, model: Any, batch: Any) -> Any:
         updates["draws"](model["draws"](batch[0]).square().mean())
-        return told(model, batch) if callable(told) else told
+        return reported(model, batch) if callable(reported) else reported
 
     return one
 
@@ -350,7 +350,7 @@ def test_step_that_does_not_do_its_part_is_refused(lab: Lab, plain: Plain, name:
     assert caught.value.rule == rule and words in caught.value.problem
 
 
-def test_error_in_an_own_step_is_told_with_its_place(lab: Lab, plain: Plain) -> None:
+def test_error_in_an_own_step_is_reported_with_its_place(lab: Lab, plain: Plain) -> None:
     def broken(updates: Updates, model: Any, batch: Any) -> Tensor:
         # Changed between forward and backward: torch notices in the update.
         hidden = model["draws"](batch[0]).exp()

@@ -283,7 +283,7 @@ def test_spawned_workers_find_the_classes_of_the_file(
     assert tell.traces(folder) == tell.traces(forked)
 
 
-def test_what_cannot_be_sent_to_spawned_workers_is_told(
+def test_what_cannot_be_sent_to_spawned_workers_is_reported(
     write: Any, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, spec = write(loader_workers=1)

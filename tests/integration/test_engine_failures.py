@@ -117,8 +117,8 @@ def test_run_ends_when_every_batch_is_skipped(lab: Lab, tell: Tell, plain: Plain
     folder = lab.run(plain(train_data=poisoned(set(range(50)))), nonfinite_loss="skip")
     assert isinstance(tell.events(folder)[-1], Finished)
     # Told ten times at most, not once a batch.
-    told = [one for one in tell.findings(folder) if one.rule == "nonfinite-loss"]
-    assert len(told) == 10
+    reported = [one for one in tell.findings(folder) if one.rule == "nonfinite-loss"]
+    assert len(reported) == 10
 
 
 def steep(at: int) -> Any:
@@ -151,8 +151,8 @@ def test_batch_is_skipped_when_only_a_gradient_is_not_finite(
 ) -> None:
     folder = lab.run(plain(loss=steep(5)), nonfinite_loss="skip")
     assert all(value.isfinite().all() for value in tell.state(folder)["model"].values())
-    told = [one for one in tell.findings(folder) if one.rule == "nonfinite-loss"]
-    assert len(told) == 1 and "step 5 " in told[0].problem
+    reported = [one for one in tell.findings(folder) if one.rule == "nonfinite-loss"]
+    assert len(reported) == 1 and "step 5 " in reported[0].problem
 
 
 # Experiments that cannot be trained.

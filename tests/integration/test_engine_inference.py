@@ -138,7 +138,7 @@ def test_evaluate_without_validation_data_is_refused(
     assert refused.value.rule == "no-validation-data"
 
 
-def test_another_precision_is_told_as_a_difference(
+def test_another_precision_is_reported_as_a_difference(
     lab: Lab, plain: Callable[..., Experiment]
 ) -> None:
     experiment = plain()
@@ -239,7 +239,7 @@ def test_a_run_of_a_notebook_needs_its_experiment(
     assert load(trained.run.id, experiment=experiment).evaluate().metrics == trained.metrics
 
 
-def test_a_device_of_another_machine_is_replaced_and_told(run_of_file: RunFolder) -> None:
+def test_a_device_of_another_machine_is_replaced_and_reported(run_of_file: RunFolder) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU: cuda:7 must not be there")
     text = run_of_file.events.read_text()
@@ -318,9 +318,9 @@ def test_a_prediction_must_have_an_entry_for_each_sample(
     ],
 )
 def test_values_of_a_sample_become_jsons_own(found: Any, values: list[Any]) -> None:
-    told = rows_of(found, 2, None, 1)
-    assert [row["prediction"] for row in told] == values
-    msgspec.json.encode(told)
+    reported = rows_of(found, 2, None, 1)
+    assert [row["prediction"] for row in reported] == values
+    msgspec.json.encode(reported)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_values_of_a_sample_become_jsons_own(found: Any, values: list[Any]) -> N
         [object(), object()],
     ],
 )
-def test_values_that_cannot_be_told_are_refused(found: Any) -> None:
+def test_values_that_cannot_be_reported_are_refused(found: Any) -> None:
     with pytest.raises(UsageError) as refused:
         rows_of(found, 2, ["a", "b", "c"], 1)
     assert refused.value.rule == "bad-prediction"
@@ -382,8 +382,8 @@ def test_samples_that_cannot_be_put_together_leave_the_others() -> None:
     good, bad = [1.0, 2.0], [3.0, "text", 4.0, 5.0, 6.0]
     data: dict[str, Any] = {"a": good, "bad": bad, "c": good}
     found = list(batches_of(["a", "bad", "c"], data.__getitem__, 3, None))
-    told = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
-    assert told == [[("a", 0), ("a", 1), ("bad", 0)], "bad", [("c", 0), ("c", 1)]]
+    reported = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
+    assert reported == [[("a", 0), ("a", 1), ("bad", 0)], "bad", [("c", 0), ("c", 1)]]
     # As in training.
     assert isinstance(found[1], UnreadableInput) and isinstance(found[1].error, UsageError)
 
@@ -391,8 +391,8 @@ def test_samples_that_cannot_be_put_together_leave_the_others() -> None:
         return torch.tensor([float(one) for one in samples])
 
     found = list(batches_of(["a", "bad", "c"], data.__getitem__, 8, collate))
-    told = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
-    assert told == [[("a", 0), ("a", 1)], "bad", [("c", 0)], [("c", 1)]]
+    reported = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
+    assert reported == [[("a", 0), ("a", 1)], "bad", [("c", 0)], [("c", 1)]]
 
 
 def test_batches_of_a_stream_read_no_further_than_they_need() -> None:

@@ -71,19 +71,21 @@ TOLD = {"gpus": [
 
 
 @pytest.mark.parametrize(
-    ("told", "uuid", "has_display"),
+    ("reported", "uuid", "has_display"),
     [
         (TOLD, "1a", False), (TOLD, "GPU-2b", True), (TOLD, "3c", None), (TOLD, "4d", None),
         (TOLD, "", None), ({"error": "NVML: Driver Not Loaded"}, "1a", None),
         ("no answer within 3 s", "1a", None),
     ],
 )  # fmt: skip
-def test_display_told_when(told: dict[str, Any] | str, uuid: str, has_display: bool | None) -> None:
-    assert drives_display(told, uuid) is has_display
+def test_display_reported_when(
+    reported: dict[str, Any] | str, uuid: str, has_display: bool | None
+) -> None:
+    assert drives_display(reported, uuid) is has_display
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("reported", "problem"),
     [
         ({"problem": None}, None),
         (
@@ -94,17 +96,17 @@ def test_display_told_when(told: dict[str, Any] | str, uuid: str, has_display: b
         ({}, "gave no result"),
     ],
 )
-def test_pinning_is_decided_by_a_trial(told: dict[str, Any] | str, problem: str | None) -> None:
-    found = problem_from_trial(told, 512 * 2**20)
+def test_pinning_is_decided_by_a_trial(reported: dict[str, Any] | str, problem: str | None) -> None:
+    found = problem_from_trial(reported, 512 * 2**20)
     assert found is None if problem is None else found is not None and problem in found
 
 
 def test_a_trial_of_pinning_answers_without_a_gpu() -> None:
-    told = query_in_child("flatout.engine.session.pinned_memory", str(2**20), limit_s=120)
+    reported = query_in_child("flatout.engine.session.pinned_memory", str(2**20), limit_s=120)
     if torch.cuda.is_available():
-        assert isinstance(told, dict) and "problem" in told
+        assert isinstance(reported, dict) and "problem" in reported
     else:
-        assert told == {"problem": "torch sees no GPU in the test process"}
+        assert reported == {"problem": "torch sees no GPU in the test process"}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_asked_aside_when_it_fails(
 ) -> None:
     (tmp_path / "asked.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    told = query_in_child("asked", limit_s=0.5 if "sleep" in text else 60)
-    assert isinstance(told, str) and said in told
+    reported = query_in_child("asked", limit_s=0.5 if "sleep" in text else 60)
+    assert isinstance(reported, str) and said in reported
 
 
 def test_a_recipe_without_a_gpu_asks_nothing(plain: Any) -> None:

@@ -190,8 +190,8 @@ def test_train_gives_the_run_and_the_model(
     assert trained.run.header.spec.seed == 3
     assert trained.metrics["loss"] == trained.run.validations[-1].metrics["loss"]
     assert trained.model.training is True
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 3 and told[0].startswith("epoch 1  step 7  train loss ")
+    reported = capsys.readouterr().out.splitlines()
+    assert len(reported) == 3 and reported[0].startswith("epoch 1  step 7  train loss ")
     again = flatout.engine.train(
         plain(epochs=4), use={"num_threads": 1}, resume="mine", is_quiet=True
     )

@@ -182,14 +182,14 @@ NO_EFFECT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_field_without_effect_is_told(lab: Lab, tell: Tell, plain: Plain, name: str) -> None:
+def test_field_without_effect_is_reported(lab: Lab, tell: Tell, plain: Plain, name: str) -> None:
     folder = lab.run(plain(epochs=1), **NO_EFFECT[name])
-    told = [one for one in tell.findings(folder) if one.rule == "setting-without-effect"]
-    assert len(told) == 1 and f"`{name}`" in told[0].problem
+    reported = [one for one in tell.findings(folder) if one.rule == "setting-without-effect"]
+    assert len(reported) == 1 and f"`{name}`" in reported[0].problem
 
 
 @pytest.mark.parametrize(
-    ("use", "told"),
+    ("use", "reported"),
     [
         ({"loader_workers": 0, "loader_prefetch": 3}, {"loader_prefetch"}),
         ({"loader_workers": 0, "loader_persistent": True}, {"loader_persistent"}),
@@ -199,22 +199,22 @@ def test_field_without_effect_is_told(lab: Lab, tell: Tell, plain: Plain, name: 
     ],
     ids=str,
 )
-def test_loader_field_without_effect_is_told(
-    lab: Lab, tell: Tell, plain: Plain, use: dict[str, Any], told: set[str]
+def test_loader_field_without_effect_is_reported(
+    lab: Lab, tell: Tell, plain: Plain, use: dict[str, Any], reported: set[str]
 ) -> None:
     folder = lab.run(plain(train_data=Points, epochs=1), **use)
     problems = [f.problem for f in tell.findings(folder) if f.rule == "setting-without-effect"]
-    assert {problem.split("`")[1] for problem in problems} == told
+    assert {problem.split("`")[1] for problem in problems} == reported
 
 
-def test_persistent_workers_of_a_stream_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_persistent_workers_of_a_stream_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(train_data=Stream, epochs=1)
     folder = lab.run(experiment, loader_workers=1, loader_persistent=True)
     problems = [f.problem for f in tell.findings(folder) if f.rule == "setting-without-effect"]
     assert ["loader_persistent" in problem for problem in problems] == [True]
 
 
-def test_batch_norm_with_micro_batches_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_batch_norm_with_micro_batches_is_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     rule = "batch-norm-sees-micro-batches"
     assert rule in tell.rules(lab.run(plain(epochs=1), micro_batch_size=4))
     assert rule not in tell.rules(lab.run(plain(epochs=1)))

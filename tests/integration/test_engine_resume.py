@@ -345,19 +345,19 @@ def test_samples_differ_from_epoch_to_epoch(lab: Lab, plain: Plain) -> None:
         assert len(seen) == 14 and not torch.equal(seen[0], seen[7])
 
 
-def test_stream_is_told_its_epochs(lab: Lab, plain: Plain) -> None:
-    told: list[int] = []
+def test_stream_is_reported_its_epochs(lab: Lab, plain: Plain) -> None:
+    reported: list[int] = []
 
     class Listening(Counted):
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
-            told.append(epoch)
+            reported.append(epoch)
 
     experiment = plain(train_data=Listening)
     folder = lab.new()
     lab.go_on(folder, experiment, stop_after=10)
     lab.go_on(folder, experiment)
-    assert told == [0, 1, 1, 2]
+    assert reported == [0, 1, 1, 2]
 
 
 def test_seed_decides(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -377,6 +377,6 @@ def test_metrics_are_cut_back_when_resumed(lab: Lab, tell: Tell, plain: Plain) -
     assert steps == sorted(steps)
 
 
-def test_replayed_stream_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_replayed_stream_is_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     assert "iterable-is-replayed" in tell.rules(lab.run(plain(train_data=Replayed, epochs=1)))
     assert "iterable-is-replayed" not in tell.rules(lab.run(plain(train_data=Counted, epochs=1)))

@@ -83,7 +83,7 @@ def test_inverse_square_root_without_warm_up_is_refused() -> None:
     assert caught.value.rule == "bad-experiment"
 
 
-def test_schedule_is_told_and_resumed(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_schedule_is_reported_and_resumed(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(
         schedule=lambda optimizer: lr_schedules.cosine(optimizer, steps=20, warm_up=5, floor=0.1),
         schedule_every="step",
@@ -226,7 +226,7 @@ def test_run_whose_schedule_goes_on_is_made_longer(
     assert later == [line.learning_rate for line in tell.metrics(whole, EpochEnded)]
 
 
-def test_few_steps_without_a_rate_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_few_steps_without_a_rate_are_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(
         schedule=lambda o: lr_schedules.linear(o, steps=40), schedule_every="step", epochs=6
     )

@@ -62,17 +62,17 @@ def test_best_weights_are_kept(lab: Lab, tell: Tell, plain: Plain, name: str, st
     best = [line.step for line in tell.metrics(folder, Validated) if line.is_best]
     # At steps 14 and 28 the accuracy is the same, and the loss lower at 28.
     assert best == ([7, 14, 28] if name == "accuracy" else [7, 35])
-    taken_at, told = kept(folder)
-    assert taken_at == step and told["step"] == str(step)
-    assert float(told[name]) == pytest.approx(SCORES[step])
+    taken_at, reported = kept(folder)
+    assert taken_at == step and reported["step"] == str(step)
+    assert float(reported[name]) == pytest.approx(SCORES[step])
     run = read_run(folder)
     assert run.best_validation is not None and run.best_validation.step == step
 
 
 def test_last_weights_are_kept_when_nothing_is_validated(lab: Lab, plain: Plain) -> None:
     folder = lab.run(plain(model=Counting, validation_data=None))
-    taken_at, told = kept(folder)
-    assert taken_at == 21 and told["step"] == "21"
+    taken_at, reported = kept(folder)
+    assert taken_at == 21 and reported["step"] == "21"
 
 
 def test_best_weights_are_kept_through_a_crash(lab: Lab, tell: Tell, plain: Plain) -> None:

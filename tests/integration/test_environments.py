@@ -190,8 +190,8 @@ def test_setup_when_the_driver_is_another(home: Home) -> None:
     record = Path(home.listed()[0]["folder"], "flatout-environment.json")
 
     def move_elsewhere() -> None:
-        told = json.loads(record.read_text())
-        record.write_text(json.dumps({**told, "machine": "driver 1"}))
+        reported = json.loads(record.read_text())
+        record.write_text(json.dumps({**reported, "machine": "driver 1"}))
 
     move_elsewhere()
     number = record.parent.stat().st_ino

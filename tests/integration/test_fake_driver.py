@@ -128,6 +128,6 @@ def test_doctor_ends_in_good_order_where_the_driver_crashes(
         [sys.executable, "-m", "flatout", "doctor", "--json"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    told = json.loads(done.stdout)
-    assert told["machine"]["gpus"] == []
-    assert "crashed" in told["machine"]["unread"]["gpus"]
+    reported = json.loads(done.stdout)
+    assert reported["machine"]["gpus"] == []
+    assert "crashed" in reported["machine"]["unread"]["gpus"]

@@ -111,8 +111,8 @@ def test_a_reader_added_later_is_given_by_its_file(characters: RunFolder, tmp_pa
     # There is no book beside it: what is known of the text is the run's.
     code, document, said = predict(characters, "--experiment", str(mended))
     assert code == 0, said
-    [told] = document["predictions"]
-    assert isinstance(told["prediction"], int)
+    [reported] = document["predictions"]
+    assert isinstance(reported["prediction"], int)
     other = load(characters.path, experiment=mended)
     assert other.experiment.predict_data is not None
     assert other.model.look.num_embeddings == len(set("a dark and stormy night "))

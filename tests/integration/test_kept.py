@@ -56,7 +56,7 @@ def test_buffers_are_put_back_however_they_move() -> None:
         assert buffers(model)["moved"] == [number + 1] * 2
 
 
-def test_what_was_at_rest_and_moves_is_told() -> None:
+def test_what_was_at_rest_and_moves_is_reported() -> None:
     model = Counting()
     kept = StepSnapshot(model, CPU)
     kept.keep()
@@ -87,7 +87,7 @@ def test_generators_are_put_back(draw: Callable[[], Any], is_first: bool) -> Non
     assert kept.restore() and draw() == drawn
 
 
-def test_generator_that_begins_to_be_drawn_from_is_told() -> None:
+def test_generator_that_begins_to_be_drawn_from_is_reported() -> None:
     kept = StepSnapshot(nn.Linear(1, 1), CPU)
     kept.keep()
     kept.detect_changes()
@@ -96,7 +96,7 @@ def test_generator_that_begins_to_be_drawn_from_is_told() -> None:
     assert not kept.restore()
 
 
-def test_buffer_that_comes_or_goes_is_told() -> None:
+def test_buffer_that_comes_or_goes_is_reported() -> None:
     model = Counting()
     kept = StepSnapshot(model, CPU)
     kept.keep()

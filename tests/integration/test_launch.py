@@ -28,12 +28,12 @@ def test_torch_example_trains_on_two_nodes(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     count = len(nodes_of_ranks)
-    told = re.findall(rf"node (\d)  rank (\d) of {count} on \S+: loss (0\.\d+)", done.stdout)
-    told.sort(key=lambda one: int(one[1]))
-    assert [(node, rank) for node, rank, _ in told] == [
+    reported = re.findall(rf"node (\d)  rank (\d) of {count} on \S+: loss (0\.\d+)", done.stdout)
+    reported.sort(key=lambda one: int(one[1]))
+    assert [(node, rank) for node, rank, _ in reported] == [
         (node, str(rank)) for rank, node in enumerate(nodes_of_ranks)
     ]
     # Each had other batches: of models that were trained apart, no two would have the same loss.
-    losses = {loss for _, _, loss in told}
+    losses = {loss for _, _, loss in reported}
     assert len(losses) == 1 and 0 < float(losses.pop()) < 0.1
     assert f"rank {count - 1} of {count}" in (tmp_path / "logs/node1.log").read_text()

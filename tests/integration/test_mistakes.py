@@ -91,7 +91,7 @@ def as_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     importlib.invalidate_caches()
 
 
-def told_of(case: Case, file: Path) -> FlatoutError:
+def reported_of(case: Case, file: Path) -> FlatoutError:
     """The bad news that a training of the case ends with, or a prediction after it."""
     with pytest.raises(FlatoutError) as caught:
         trained(case, file)
@@ -120,19 +120,19 @@ def predicted(folder: Path, here: Path) -> None:
     lines = [msgspec.json.decode(line, type=AnyReply) for line in stream.getvalue().splitlines()]
     for line in lines:
         if isinstance(line, Refused):
-            told = line.finding
-            fix = told.fixes[0].text
-            raise RunFailed(told.rule, told.problem, because=told.because, fix=fix)
+            reported = line.finding
+            fix = reported.fixes[0].text
+            raise RunFailed(reported.rule, reported.problem, because=reported.because, fix=fix)
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.path.stem)
-def test_mistake_is_told(case: Case, lab: Lab, as_in_a_new_process: Path) -> None:
+def test_mistake_is_reported(case: Case, lab: Lab, as_in_a_new_process: Path) -> None:
     file = as_in_a_new_process / case.expected.get("file", case.path.name)
     shutil.copy(case.path, file)
     if case.expected.get("works"):
         trained(case, file)
         return
-    news = told_of(case, file)
+    news = reported_of(case, file)
     text = str(news)
     assert news.exit_code in (1, 2) and news.rule != "internal-error"
     assert [word for word in case.expected["words"] if word not in text] == [], text
@@ -202,7 +202,7 @@ def test_line_of_a_notebook_s_cell_is_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["instance", "exits", "uneven", "shapes_wrong", "typo_field"])
-def test_mistake_is_told_by_the_command_line(name: str, tmp_path: Path) -> None:
+def test_mistake_is_reported_by_the_command_line(name: str, tmp_path: Path) -> None:
     case = read_case(CASES / f"{name}.py")
     shutil.copy(case.path, tmp_path)
     state = {**os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "COLUMNS": "300"}

@@ -97,27 +97,27 @@ def write_image(
 
 def check_made_up(task: str, kind: str, folder: RunFolder) -> None:
     if task == "language-model":
-        [told] = values(ask(folder, "17 and 17 is "))
-        assert told["prediction"].startswith("17 and 17 is ")
+        [reported] = values(ask(folder, "17 and 17 is "))
+        assert reported["prediction"].startswith("17 and 17 is ")
         return
     if kind == "images":
-        [told] = values(ask(folder, write_image("new.png")))
-        assert told["label"] in ("rows", "columns")
+        [reported] = values(ask(folder, write_image("new.png")))
+        assert reported["label"] in ("rows", "columns")
     elif kind == "huggingface":
-        [told] = values(ask(folder, "number 12345"))
+        [reported] = values(ask(folder, "number 12345"))
         if task == "classification":
-            assert told["label"] in ("even", "odd")
+            assert reported["label"] in ("even", "odd")
     else:
         Path("points.csv").write_text("a,b,c,d\n1,2,3,4\n0,0,0,0.5\n")
         save_file({"inputs": torch.randn(2, 4)}, "points.safetensors")
         for file in ("points.csv", "points.safetensors"):
-            told, _ = values(ask(folder, file))
+            reported, _ = values(ask(folder, file))
             if task == "classification":
-                assert told["label"] in ("inside", "outside")
+                assert reported["label"] in ("inside", "outside")
         [refused] = ask(folder, write_image("new.npy.png"))
         assert isinstance(refused, Refused)
     if task == "regression":
-        assert list(told) == ["target"] and isinstance(told["target"], float)
+        assert list(reported) == ["target"] and isinstance(reported["target"], float)
 
 
 @pytest.mark.parametrize(("task", "kind"), MADE_UP)
@@ -204,8 +204,8 @@ def test_new_images_get_the_names_of_their_classes(
     write_image("new/clear.png", (64, 64), "RGBA")
     write_image("new/deep.png", (64, 64), "I;16")
     write_image("new/palette.gif", (64, 64), "P")
-    told = values(ask(folder, "new"))
-    assert len(told) == 5 and {one["label"] for one in told} <= {"cat", "dog"}
+    reported = values(ask(folder, "new"))
+    assert len(reported) == 5 and {one["label"] for one in reported} <= {"cat", "dog"}
     Path("broken.jpg").write_bytes(Path("new/wide.jpg").read_bytes()[:100])
     Path("list.txt").write_text("cat\n")
     said = ask(folder, "broken.jpg", "list.txt", "missing.png")
@@ -232,26 +232,30 @@ def test_new_rows_are_read_as_those_trained_on(
         {"size": "-1", "kind": "x", "age": "0", other: known},
     ]
 
-    def told_of(names: list[str], rows: list[dict[str, str]] = rows) -> list[AnyReply]:
+    def reported_of(names: list[str], rows: list[dict[str, str]] = rows) -> list[AnyReply]:
         lines = [",".join(names), *(",".join(row.get(name, "9") for name in names) for row in rows)]
         Path("new.csv").write_text("\n".join(lines) + "\n")
         return ask(folder, "new.csv")
 
-    first = values(told_of(["size", "kind", "age", other]))
+    first = values(reported_of(["size", "kind", "age", other]))
     assert len(first) == 2
     if task == "classification":
         assert {one["label"] for one in first} <= {"no", "yes"}
     else:
         assert list(first[0]) == ["price"]
     # Neither order nor further columns nor the target itself matter.
-    assert values(told_of([other, "id", "age", target, "kind", "size"])) == first
+    assert values(reported_of([other, "id", "age", target, "kind", "size"])) == first
     names = ["size", "kind", "age", other]
     refusals = [
-        (told_of(["size", "kind", other]), "column-not-found", "`age`"),
-        (told_of(names, [rows[0] | {"kind": "w"}]), "unknown-category", "'w'"),
-        (told_of(names, [rows[0] | {"age": ""}]), "missing-values", "row 1"),
-        (told_of(names, [rows[0] | {"age": "old"}]), "column-of-unknown-kind", "'old' in row 1"),
-        (told_of(names, []), "no-data", "new.csv"),
+        (reported_of(["size", "kind", other]), "column-not-found", "`age`"),
+        (reported_of(names, [rows[0] | {"kind": "w"}]), "unknown-category", "'w'"),
+        (reported_of(names, [rows[0] | {"age": ""}]), "missing-values", "row 1"),
+        (
+            reported_of(names, [rows[0] | {"age": "old"}]),
+            "column-of-unknown-kind",
+            "'old' in row 1",
+        ),
+        (reported_of(names, []), "no-data", "new.csv"),
     ]
     for said, rule, part in refusals:
         [refused] = said
@@ -372,11 +376,11 @@ def test_texts_of_a_data_set_of_the_hugging_face_library(
 ) -> None:
     folder = trained(task=task, data="huggingface", path=write_huggingface())
     Path("new.txt").write_text("number 77, and much more of it" * 50)
-    for told in values(ask(folder, "number 7", "new.txt")):
+    for reported in values(ask(folder, "number 7", "new.txt")):
         if task == "classification":
-            assert told["label"] in ("bad", "good")
+            assert reported["label"] in ("bad", "good")
         else:
-            assert list(told) == ["target" if task == "regression" else "prediction"]
+            assert list(reported) == ["target" if task == "regression" else "prediction"]
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -385,14 +389,14 @@ def test_new_tensors(trained: Callable[..., RunFolder], task: str) -> None:
     save_file({"inputs": torch.randn(2, 3, 2), "targets": torch.zeros(2)}, "new.safetensors")
     save_file({"inputs": torch.randn(3, 2)}, "one.safetensors")
     save_file({"inputs": torch.randn(2, 5)}, "wrong.safetensors")
-    told = values(ask(folder, "new.safetensors", "one.safetensors"))
-    assert len(told) == 3
-    assert task == "regression" or {one["label"] for one in told} <= {"0", "1", "2"}
+    reported = values(ask(folder, "new.safetensors", "one.safetensors"))
+    assert len(reported) == 3
+    assert task == "regression" or {one["label"] for one in reported} <= {"0", "1", "2"}
     [refused] = ask(folder, "wrong.safetensors")
     assert isinstance(refused, Refused) and "(3, 2)" in str(refused.finding.because)
 
 
 def test_new_images_of_idx_files(trained: Callable[..., RunFolder]) -> None:
     folder = trained(path=in_shards(write_idx)())
-    told = values(ask(folder, write_image("new.png"), write_image("grey.png", (40, 60), "L")))
-    assert {one["label"] for one in told} <= {"0", "1", "2"}
+    reported = values(ask(folder, write_image("new.png"), write_image("grey.png", (40, 60), "L")))
+    assert {one["label"] for one in reported} <= {"0", "1", "2"}

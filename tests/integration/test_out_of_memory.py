@@ -288,7 +288,7 @@ def test_want_of_memory_ends_the_run_where_that_is_wanted(
     assert adaptations(folder) == () and tell.failure(folder).rule == "out-of-memory"
 
 
-def test_one_sample_that_is_too_large_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_one_sample_that_is_too_large_is_reported(lab: Lab, tell: Tell, plain: Plain) -> None:
     folder = lab.new()
     with pytest.raises(RunFailed) as caught:
         lab.go_on(folder, short(plain(model=without_norm), set(range(2, 99))))
@@ -378,8 +378,8 @@ def test_samples_are_left_out_where_memory_is_short_for_them(
         raise MemoryError
 
     folder = lab.run(plain(generate=generate))
-    told = [one for one in tell.findings(folder) if one.rule == "samples-left-out"]
-    assert len(told) == 1
+    reported = [one for one in tell.findings(folder) if one.rule == "samples-left-out"]
+    assert len(reported) == 1
     assert tell.traces(folder) == tell.traces(lab.run(plain()))
 
 

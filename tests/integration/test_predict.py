@@ -129,7 +129,9 @@ def test_an_array_is_written_as_an_array(digits: RunFolder, tmp_path: Path) -> N
     torch.testing.assert_close(written, load(digits.path).predict(images[:10]))
 
 
-def test_without_a_single_prediction_no_array_is_told_of(digits: RunFolder, tmp_path: Path) -> None:
+def test_without_a_single_prediction_no_array_is_reported_of(
+    digits: RunFolder, tmp_path: Path
+) -> None:
     output = tmp_path / "y.npy"
     said = ask(digits, tmp_path / "missing.npy", output=str(output))
     assert (of(Written, said), output.exists()) == ([], False)

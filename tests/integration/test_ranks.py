@@ -214,14 +214,14 @@ def test_lost_process_is_started_again(tmp_path: Path, on: str, lost: int | str)
 
 def test_ranks_that_cannot_meet_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     here = RankEnv(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0, limit_s=1.0)
-    told: list[Finding] = []
+    reported: list[Finding] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = replace(here, port=other.getsockname()[1])
         with pytest.raises(RunFailed, match="the port is in use") as news:
-            Connection(taken).join(told.append, StopRequest())
+            Connection(taken).join(reported.append, StopRequest())
         assert news.value.rule == "rendezvous-port-taken"
     with pytest.raises(RunFailed, match="cannot resolve no-such-host.invalid"):
-        Connection(replace(here, host="no-such-host.invalid")).join(told.append, StopRequest())
+        Connection(replace(here, host="no-such-host.invalid")).join(reported.append, StopRequest())
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -274,13 +274,13 @@ def test_launchers_of_two_nodes_meet(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # The other one does not come.
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "1")
     assert launchers(folder, range(1), free_port()) == [1]
-    told = atomic_files.read_lines(folder.events, Event)[-1]
-    assert isinstance(told, Failed) and told.finding.rule == "ranks-not-together"
+    reported = atomic_files.read_lines(folder.events, Event)[-1]
+    assert isinstance(reported, Failed) and reported.finding.rule == "ranks-not-together"
     # Or the port is another program's by now: flatout meets at another one.
     with socket.create_server(("", 0)) as other:
         assert launchers(folder, range(1), other.getsockname()[1]) == [1]
-    told = atomic_files.read_lines(folder.events, Event)[-1]
-    assert isinstance(told, Failed) and told.finding.rule == "rendezvous-port-taken"
+    reported = atomic_files.read_lines(folder.events, Event)[-1]
+    assert isinstance(reported, Failed) and reported.finding.rule == "rendezvous-port-taken"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

@@ -231,7 +231,7 @@ def test_buffers_of_complex_numbers_are_averaged_in_both_parts() -> None:
     assert modules[0].get_buffer("mean").tolist() == [2 + 1j, 2 + 1j]
 
 
-def test_a_bad_limit_is_told_in_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_limit_is_reported_in_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = lab.new()
     for name, value in {
         "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
@@ -239,9 +239,9 @@ def test_a_bad_limit_is_told_in_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatc
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     assert worker.main([str(folder.path), "--ranked"]) == 2
-    told = atomic_files.read_lines(folder.events, Event)[-1]
-    assert isinstance(told, Failed)
-    assert told.finding.problem == "FLATOUT_RANKS_LIMIT_S=10m is not a number of seconds."
+    reported = atomic_files.read_lines(folder.events, Event)[-1]
+    assert isinstance(reported, Failed)
+    assert reported.finding.problem == "FLATOUT_RANKS_LIMIT_S=10m is not a number of seconds."
 
 
 @pytest.mark.skipif(os.name == "nt", reason="torch opens the port by itself there")
@@ -280,8 +280,8 @@ def test_two_ranks_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]))
     run_ranks(2, [str(CASES / "in_company.py"), str(tmp_path)], tmp_path, 120.0)
     events = atomic_files.read_lines(RunFolder(tmp_path / "lost").events, Event)
-    told = [one.adaptation for one in events if isinstance(one, RecipeSet) and one.adaptation]
-    assert told == [
+    reported = [one.adaptation for one in events if isinstance(one, RecipeSet) and one.adaptation]
+    assert reported == [
         OomAdaptation(
             kind="smaller", step=3, before=20, after=10, part="other", is_in_place=False,
             because="rank 1: the GPU cannot be used any more.",

@@ -34,15 +34,15 @@ def model(cache: int, stored: int = 2) -> nn.Module:
 
 def forms(of: nn.Module) -> dict[str, str]:
     group = OneOfTwo({})
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def all_gather(value: Any, kind: Any = None, *, about: str = "") -> list[Any]:
-        told.update(value)
+        reported.update(value)
         return [value]
 
     group.all_gather = all_gather  # type: ignore[method-assign]
     alike_tensors(group, of)
-    return told
+    return reported
 
 
 def test_cache_of_another_size_is_left_alone() -> None:

@@ -95,14 +95,14 @@ def new_folder(tmp_path: Path) -> RunFolder:
     return create_run(header, tmp_path)
 
 
-def told(experiment: Any) -> Told:
+def reported(experiment: Any) -> Told:
     built, journal = build(experiment, 0, "cpu"), Told()
     check_shares(built, built.recipe({}), journal, 0)  # type: ignore[arg-type]
     return journal
 
 
 def test_a_mean_over_samples_is_said_nothing_of(plain: Plain, tmp_path: Path) -> None:
-    journal = told(plain())
+    journal = reported(plain())
     [_, line] = journal.events
     assert (line.reason, line.is_checked) == (None, True)
     assert journal.findings == []
@@ -112,7 +112,7 @@ def test_a_model_too_large_to_be_checked_is_a_note(
     plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_loss_check, "free_bytes", lambda device: 1000)
-    journal = told(plain())
+    journal = reported(plain())
     [_, line] = journal.events
     assert not line.is_checked and "is free" in line.reason
     [finding] = journal.findings

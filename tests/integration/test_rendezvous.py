@@ -56,8 +56,8 @@ def test_a_stop_is_heard_while_ranks_meet(lab: Lab, first: RankEnv) -> None:
         for one in (training, waiting):
             with pytest.raises(StoppedEarly, match="asked to stop"):
                 one.result()
-    [told] = atomic_files.read_lines(folder.events, Event)
-    assert isinstance(told, Stopped) and told.reason == "asked to stop"
+    [reported] = atomic_files.read_lines(folder.events, Event)
+    assert isinstance(reported, Stopped) and reported.reason == "asked to stop"
     assert not folder.stop.exists() and not folder.lock().is_taken()
 
 
@@ -73,6 +73,6 @@ def test_ranks_do_not_wait_where_nobody_can_come(first: RankEnv) -> None:
         PrefixStore("flatout/run", keeper).get("here/1")
         # As rank 0 goes that has refused to train.
         del keeper
-        with pytest.raises(RunFailed, match="was lost before all ranks had joined") as told:
+        with pytest.raises(RunFailed, match="was lost before all ranks had joined") as reported:
             waiting.result()
-    assert told.value.rule == "ranks-not-together"
+    assert reported.value.rule == "ranks-not-together"

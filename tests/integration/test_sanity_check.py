@@ -60,7 +60,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_is_told_before_the_first_step(
+def test_mistake_is_reported_before_the_first_step(
     lab: Lab, tell: Tell, plain: Plain, mistake: str
 ) -> None:
     fields, rule = MISTAKES[mistake]
@@ -72,7 +72,7 @@ def test_mistake_is_told_before_the_first_step(
     assert tell.failure(folder).rule == rule
 
 
-def test_mistake_of_loss_is_told_where_it_is_made(lab: Lab, tell: Tell, plain: Plain) -> None:
+def test_mistake_of_loss_is_reported_where_it_is_made(lab: Lab, tell: Tell, plain: Plain) -> None:
     def broken(model: nn.Module, batch: Any) -> Tensor:
         return model(batch[0]) @ model(batch[0])
 
@@ -82,7 +82,7 @@ def test_mistake_of_loss_is_told_where_it_is_made(lab: Lab, tell: Tell, plain: P
     assert "in broken" in (tell.failure(folder).because or "")
 
 
-def test_labels_that_are_too_few_are_told_once_and_before_the_first_step(
+def test_labels_that_are_too_few_are_reported_once_and_before_the_first_step(
     lab: Lab, tell: Tell, plain: Plain
 ) -> None:
     def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def test_labels_that_are_too_few_are_told_once_and_before_the_first_step(
 
     folder = lab.run(plain(metrics=metrics, labels=["one", "two"], best="macro_f1"))
     kinds = [type(line) for line in tell.events(folder)]
-    told = [finding for finding in tell.findings(folder) if finding.rule == "labels-do-not-fit"]
-    assert len(told) == 1
+    reported = [finding for finding in tell.findings(folder) if finding.rule == "labels-do-not-fit"]
+    assert len(reported) == 1
     assert kinds.index(Started) > [f.rule for f in tell.findings(folder)].index("labels-do-not-fit")
 
 
@@ -241,7 +241,7 @@ def test_check_takes_no_time_of_the_rates(lab: Lab, tell: Tell, plain: Plain) ->
     assert split_s["validation"] > 0
 
 
-def test_mistake_is_told_before_a_search(
+def test_mistake_is_reported_before_a_search(
     lab: Lab, tell: Tell, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def search(search: Any) -> None:

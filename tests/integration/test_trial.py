@@ -142,7 +142,7 @@ def test_what_an_experiment_starts_does_not_read_what_is_asked(folder: Path) -> 
     assert measured(folder, {"num_threads": 1}).problem is None
 
 
-def test_a_candidate_that_takes_much_too_long_is_ended_and_told_so(
+def test_a_candidate_that_takes_much_too_long_is_ended_and_reported_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "sleeps").touch()
@@ -171,7 +171,7 @@ def test_no_worker_is_left_behind(folder: Path) -> None:
     assert not [line for line in lines if str(folder) in line]
 
 
-def test_what_a_candidate_raises_is_told_as_it_is(folder: Path) -> None:
+def test_what_a_candidate_raises_is_reported_as_it_is(folder: Path) -> None:
     (folder / "refuses").touch()
     result = measured(folder, {"num_threads": 1})
     assert result.problem is not None and result.problem.rule == "experiment-raised"

@@ -208,7 +208,7 @@ class OwnDice(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(WIDTH, generator=self.dice), index % 10
 
 
-def test_a_setting_that_did_nothing_is_told() -> None:
+def test_a_setting_that_did_nothing_is_reported() -> None:
     """A model without a single product has nothing that autocast could round."""
     scaling = experiment(
         model=lambda: Scaling(),

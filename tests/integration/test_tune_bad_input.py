@@ -153,18 +153,18 @@ def test_a_budget_too_short_for_a_trial_says_what_would_do_and_keeps_nothing(
 
 def test_a_training_whose_loss_is_nan_is_left_to_name_its_samples() -> None:
     """The search only ends: the weights that a run is given may do better."""
-    told: list[Event] = []
+    reported: list[Event] = []
     search = Search(
         subject=TuningTask(experiment=experiment(loss=not_a_number), device_name="cpu"),
         options=TuneRequest(mode="full"),
         num_steps=4,
         request=StopRequest(),
-        on_event=told.append,
+        on_event=reported.append,
         folder=None,
     )
     recipe = tuned_recipe(search)
     assert recipe is not None and recipe.deterministic.value
-    assert not any(isinstance(line, Tuned) for line in told)
+    assert not any(isinstance(line, Tuned) for line in reported)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

@@ -103,10 +103,10 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("data", [rows, Rows, Stream])
 def test_parts_of_a_batch_make_the_same_update(data: Any, loss: Any) -> None:
     """Also where they do not divide it, and in the epoch's last batch."""
-    told = experiment(train_data=data, loss=loss, shuffle=data is not Stream, batch_size=48)
+    reported = experiment(train_data=data, loss=loss, shuffle=data is not Stream, batch_size=48)
     weights = []
     for size in (None, 13):
-        built = build(told, 0, "cpu")
+        built = build(reported, 0, "cpu")
         loop = BaselineLoop(built, size)
         assert [loop.run(4), loop.run(1), loop.run(1)] == [192, 8, 48]
         weights.append([parameter.detach() for parameter in built.model.parameters()])
@@ -149,8 +149,8 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     ids=["loss", "metric"],
 )
 def test_parts_that_compute_something_else_are_not_taken(fields: dict[str, Any], said: str) -> None:
-    told = experiment(**{"loss": mean_loss, "validation_data": rows, **fields})
-    bounded = dataclasses.replace(told, loss=short_of_memory(told.loss, 16))
+    reported = experiment(**{"loss": mean_loss, "validation_data": rows, **fields})
+    bounded = dataclasses.replace(reported, loss=short_of_memory(reported.loss, 16))
     trials = Trials(TuningTask(experiment=bounded))
     with pytest.raises(RunFailed) as caught:
         trials.plain_step()

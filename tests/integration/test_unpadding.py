@@ -77,7 +77,7 @@ def test_a_row_holds_each_token_once_and_has_one_of_16_lengths(lengths: list[int
 
 
 @needs_transformers
-def test_an_older_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.__version__", "4.57.1")
     with pytest.raises(UsageError) as caught:
         bert_large.build_model(bert_large.SIZES["tiny"], padded=False)

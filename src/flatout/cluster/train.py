@@ -36,8 +36,8 @@ from flatout.system.store import run_tail  # fmt: skip
 from flatout.system.store.run_folder import RunFolder
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a training. head: of a Ray cluster; None if its nodes get launchers.
+class ClusterTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a training runs. head: of a Ray cluster; None if its nodes get launchers.
 
     folder: of the cluster of containers that it is; None for a Ray of other machines.
     is_gpu_shared: workers of it compute on the same GPU.
@@ -110,7 +110,7 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Supervisor:
     )  # fmt: skip
 
 
-def _where(on: Placement) -> Where:
+def _where(on: Placement) -> ClusterTarget:
     """The place of a training, from `--on`, if it is possible there.
 
     Raises:
@@ -120,13 +120,13 @@ def _where(on: Placement) -> Where:
         address = ray_jobs.check_address(on.place or "")
         own = _own_cluster(address)
         token = ray_token(own) if own is not None else ray_jobs.own_token()
-        return Where(head=RayHead(address=address, token=token), folder=own)
+        return ClusterTarget(head=RayHead(address=address, token=token), folder=own)
     folder = open_folder(None)
     now = require_well(folder)
     if engine_in(folder.settings) == "ray":
         is_shared = rank_assignment.is_gpu_shared(now)
-        return Where(head=ray_head(folder), folder=folder, is_gpu_shared=is_shared)
-    return Where(folder=folder, now=now)
+        return ClusterTarget(head=ray_head(folder), folder=folder, is_gpu_shared=is_shared)
+    return ClusterTarget(folder=folder, now=now)
 
 
 def _own_cluster(address: str) -> Folder | None:
@@ -140,14 +140,16 @@ def _own_cluster(address: str) -> Folder | None:
     return folder if same == f"http://{own}" else None
 
 
-def _hand_over(where: Where, folder: RunFolder) -> None:
+def _hand_over(where: ClusterTarget, folder: RunFolder) -> None:
     with atomic_files.mapped_os_errors(folder.log):
         folder.log.touch()
     if where.folder is not None:
         cluster_folder.hand_over(folder.path, *where.folder.owner)
 
 
-def _start(where: Where, folder: RunFolder, on: Placement, device: str, change: Change) -> Running:
+def _start(
+    where: ClusterTarget, folder: RunFolder, on: Placement, device: str, change: Change
+) -> Running:
     """Starts a training, or starts it again with the nodes that are left.
 
     Raises:

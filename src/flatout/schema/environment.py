@@ -11,7 +11,7 @@ Installer = Literal["uv", "pip", "conda"]
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's wishes for an environment: equal requests create no second one.
+    """What a user wants of an environment: equal requests create no second one.
 
     versions: of the framework, like ">=2.8"; python: like "3.12"; cuda: like "cu126"; None leaves
         it to flatout. is_cpu: no GPU is used.
@@ -86,7 +86,8 @@ class MadeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     cuda: str
     index: str | None
     installer: Installer
-    wish: EnvironmentSpec
+    # The name in files that exist.
+    spec: EnvironmentSpec = msgspec.field(name="wish")
     machine: str
     pins: tuple[Pin, ...]
     flatout: str | None = None
@@ -104,7 +105,7 @@ class UnfinishedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     note: str
-    wish: EnvironmentSpec | None = None
+    spec: EnvironmentSpec | None = msgspec.field(default=None, name="wish")
     is_removed: bool = False
 
 

@@ -28,7 +28,7 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
 
 
-class Inside(msgspec.Struct, frozen=True, kw_only=True):
+class InspectedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """An environment of someone's. name: as it was requested; folder: its prefix.
 
     markers: what its interpreter reports for the markers of requirements ("python_version" ...).

@@ -120,7 +120,7 @@ def _continue(
         length = response.headers.get("Content-Length", "")
         all_bytes = start_bytes + int(length) if length.isdigit() else expected_bytes
         most_bytes = _MOST_FACTOR * expected_bytes + _MOST_MORE_BYTES
-        pace = _Pace()
+        pace = _MinimumSpeed()
         with atomic_files.mapped_os_errors(part):
             file = FileIO(part, "a" if start_bytes else "w")
         with file:
@@ -144,7 +144,7 @@ class _TooLarge(ConnectionError):
     """A server sends more than the file can be."""
 
 
-class _Pace:
+class _MinimumSpeed:
     """The speed of a download; a server that is too slow for too long is given up."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ Form = list[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forms:
+class ModelStructure:
     """The structure of a model: the forms of weights and buffers, by name, and its modules."""
 
     weights: dict[str, tuple[int, ...] | None]
@@ -29,9 +29,9 @@ class Forms:
     modules: frozenset[str]
 
 
-def forms_of(model: nn.Module) -> Forms:
+def structure_of(model: nn.Module) -> ModelStructure:
     """The forms of a model as it is now; None for a weight whose size is not known yet."""
-    return Forms(
+    return ModelStructure(
         weights={
             name: None if is_lazy(weight) else tuple(weight.shape)
             for name, weight in model.named_parameters(remove_duplicate=False)
@@ -60,13 +60,13 @@ def _form(module: nn.Module, name: str) -> Form:
     return [list(buffer.shape), str(buffer.dtype).removeprefix("torch."), is_stored]
 
 
-def check_is_taken_back(model: nn.Module, built: Forms) -> None:
+def check_is_taken_back(model: nn.Module, built: ModelStructure) -> None:
     """Refuses a model whose structure has changed since it was built: it could not be resumed.
 
     Raises:
         UsageError: state-cannot-be-taken-back.
     """
-    now = forms_of(model)
+    now = structure_of(model)
     problem = next(
         (
             f"`{name}` was {'missing' if form is None else f'of shape {form}'}"

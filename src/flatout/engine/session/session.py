@@ -23,7 +23,7 @@ from flatout.engine.model import precision
 from flatout.engine.model.activation_checkpointing import ActivationCheckpointing
 from flatout.engine.model.ema import WeightAverage
 from flatout.engine.model.float8 import Float8Products
-from flatout.engine.model.late_buffers import forms_of
+from flatout.engine.model.late_buffers import structure_of
 from flatout.engine.model.module_attributes import ModuleAttributes
 from flatout.engine.optim.lr_schedulers import LrSchedulers
 from flatout.engine.optim.optimizers import Optimizers
@@ -295,7 +295,7 @@ class Session:
             recipe.precision.value, recipe.attention.value, self.device
         )
         # Of the model as it is built: what comes later, a resume must make room for.
-        self.built_forms = forms_of(self.model)
+        self.built_forms = structure_of(self.model)
         rng.seed_generators(self.training_seed())
 
     def training_seed(self, *parts: int) -> int:

@@ -64,7 +64,7 @@ def make(
             elif there == plan.environment and plan.state in ("flatout", "same-packages"):
                 yield from _renew(there, plan, context)
             else:
-                require_same(there, plan.wish, Path(plan.folder))
+                require_same(there, plan.spec, Path(plan.folder))
                 yield there
 
 
@@ -74,10 +74,10 @@ def _make(
     folder = Path(plan.folder)
     program = _program(plan, context)
     if there is not None:
-        require_same(there, plan.wish, folder)
+        require_same(there, plan.spec, folder)
     require_unused(plan.name, plan.folder)
     # First what may fail before anything is changed.
-    pins = (*plan.pins, *((flatout_wheel.build(),) if plan.wish.framework == "torch" else ()))
+    pins = (*plan.pins, *((flatout_wheel.build(),) if plan.spec.framework == "torch" else ()))
     yield from _fetch_micromamba(plan, context)
     yield from _fetch(plan, pins, context)
     require_unused(plan.name, plan.folder)
@@ -172,7 +172,7 @@ def _install(
 
 def _prove(plan: EnvironmentPlan, python: str) -> SmokeTestResult:
     output = smoke_test_runner.train_steps(
-        python, plan.wish.framework, problem(plan.device), plan.variables
+        python, plan.spec.framework, problem(plan.device), plan.variables
     )
     return judge(output, plan.device, clock.now_text())
 
@@ -187,12 +187,12 @@ def _record(plan: EnvironmentPlan, python: str, proof: SmokeTestResult) -> MadeE
         cuda=plan.cuda,
         index=plan.index and without_password(plan.index),
         installer=plan.installer,
-        wish=plan.wish,
+        spec=plan.spec,
         machine=plan.machine,
         pins=tuple(
             msgspec.structs.replace(pin, url=without_password(pin.url)) for pin in plan.pins
         ),
-        flatout=flatout_wheel.digest() if plan.wish.framework == "torch" else None,
+        flatout=flatout_wheel.digest() if plan.spec.framework == "torch" else None,
         variables=plan.variables,
         size_bytes=environments.size_bytes(Path(plan.folder)),
         made_at=clock.now_text(),
@@ -203,7 +203,7 @@ def _record(plan: EnvironmentPlan, python: str, proof: SmokeTestResult) -> MadeE
 def lock_of(plan: EnvironmentPlan) -> LockFile:
     """The lock file of a planned environment."""
     return LockFile(
-        framework=plan.wish.framework,
+        framework=plan.spec.framework,
         python=plan.python_version,
         platform=own_platform(),
         cuda=plan.cuda,

@@ -40,12 +40,12 @@ def require_same(there: MadeEnvironment, spec: EnvironmentSpec, folder: Path) ->
     Raises:
         UsageError: environment-differs.
     """
-    if there.wish == spec and Path(there.folder) == folder:
+    if there.spec == spec and Path(there.folder) == folder:
         return
     raise UsageError(
         "environment-differs",
         f"environment `{there.name}` already exists with a different specification.",
-        because=f"it was created as {_spec_text(there.wish)} in {there.folder}; "
+        because=f"it was created as {_spec_text(there.spec)} in {there.folder}; "
         f"this command asks for {_spec_text(spec)} in {folder}",
         fix=f"choose another name: --name {there.name}-2; or remove the existing one: "
         f"flatout setup --remove {there.name}",

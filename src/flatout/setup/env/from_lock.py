@@ -68,7 +68,7 @@ def prepare_from_lock(
     prepared = EnvironmentPlan(
         name=name,
         folder=str(folder),
-        wish=spec,
+        spec=spec,
         state="bundle" if location.is_bundle else "new",
         version=version,
         cuda=lock.cuda,

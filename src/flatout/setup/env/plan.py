@@ -97,7 +97,7 @@ def environment_plan(
     prepared = EnvironmentPlan(
         name=location.name,
         folder=str(location.folder),
-        wish=spec,
+        spec=spec,
         state=state,
         version=resolution.version,
         cuda=choice.cuda if choice else "cpu",

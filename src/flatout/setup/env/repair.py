@@ -31,7 +31,7 @@ from flatout.schema.environment import (
 )
 from flatout.schema.finding import Finding
 from flatout.schema.framework import Framework
-from flatout.schema.installed_packages import Inside
+from flatout.schema.installed_packages import InspectedEnvironment
 from flatout.schema.machine import Machine
 from flatout.schema.plan import InstallPackages, Plan, PlanStep
 from flatout.schema.units import counted_text
@@ -55,7 +55,11 @@ from flatout.setup.model.environment_repair import (
 )
 from flatout.setup.model.environment_request import EnvironmentRequest
 from flatout.setup.packages import smoke_test_runner, wheel_store
-from flatout.setup.packages.installed_packages import Isolated, find_inside, read_inside
+from flatout.setup.packages.installed_packages import (
+    IsolatedSystem,
+    inspect_environment,
+    read_inside,
+)
 from flatout.system import clock, paths, text_input
 from flatout.system.changes import apply
 from flatout.system.probes.environments import read_environment
@@ -91,7 +95,7 @@ def prepare_repair(
     yield InstallProgress(name="", text="reading the environment")
     machine = read_machine()
     inputs = _read(
-        find_inside(name), machine, request, how, may_get_uv=not (is_dry or how.is_offline)
+        inspect_environment(name), machine, request, how, may_get_uv=not (is_dry or how.is_offline)
     )
     yield InstallProgress(name=name, text="resolving packages")
     made = _made_in(inputs.inside.folder)
@@ -177,7 +181,7 @@ def _made_in(folder: str) -> MadeEnvironment | None:
 class _RepairInputs(msgspec.Struct, frozen=True):
     """Everything read before resolving. findings: the doctor's, about packages."""
 
-    inside: Inside
+    inside: InspectedEnvironment
     target: Target
     request: BuildRequest
     context: SetupContext
@@ -194,10 +198,10 @@ class _Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read(
-    inside: Inside, machine: Machine, request: SetupRequest, how: EnvironmentRequest, *,
-    may_get_uv: bool,
+    inside: InspectedEnvironment, machine: Machine, request: SetupRequest,
+    how: EnvironmentRequest, *, may_get_uv: bool,
 ) -> _RepairInputs:  # fmt: skip
-    environment = read_environment(Isolated(), inside.python).environment
+    environment = read_environment(IsolatedSystem(), inside.python).environment
     inside = msgspec.structs.replace(inside, frameworks=environment.frameworks)
     there = msgspec.structs.replace(
         machine, python=inside.python, frameworks=environment.frameworks,
@@ -247,7 +251,7 @@ def _as_locked(inputs: _RepairInputs, made: MadeEnvironment, machine: Machine) -
             "environment-for-other-machine",
             f"`{made.name}` was created for another driver or GPU.",
             because=f"it was created for {made.machine}; this machine has {machine_text(machine)}",
-            fix=f"recreate it: flatout setup {made.wish.framework}",
+            fix=f"recreate it: flatout setup {made.spec.framework}",
         )
     difference = pinned_difference(inputs.inside, made.pins)
     problems = tuple(
@@ -309,7 +313,7 @@ def _as_damaged(
     return _resolved(inputs, wrong, frozenset(names))
 
 
-def _packages_of(framework: Framework, inside: Inside) -> list[str]:
+def _packages_of(framework: Framework, inside: InspectedEnvironment) -> list[str]:
     """The packages of a framework and their dependencies, except conda's and local ones."""
     own = {f"{framework.name}{ending}" for ending in ("", "-gpu", "-cpu")}
     # JAX and Paddle name these in extras, and metadata do not record which extras were requested.
@@ -395,7 +399,7 @@ def _plan(repair: EnvironmentRepair) -> Plan:
     return Plan(goal=f"repair {inside.folder}", steps=tuple(steps))
 
 
-def _leave_to_conda(inside: Inside, changes: Sequence[PackageChange]) -> None:
+def _leave_to_conda(inside: InspectedEnvironment, changes: Sequence[PackageChange]) -> None:
     """Refuses to change conda's packages with pip: conda would not notice."""
     names = [change.name for change in changes if change.before is not None
              and inside.packages[change.name].installer == "conda"]  # fmt: skip

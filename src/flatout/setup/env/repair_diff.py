@@ -16,7 +16,7 @@ from flatout.compat.conflicts import (
 )
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.environment import Pin
-from flatout.schema.installed_packages import Inside, Installed
+from flatout.schema.installed_packages import InspectedEnvironment, Installed
 from flatout.setup.env.context import SetupContext
 from flatout.setup.env.repair_problems import COMPANIONS, RepairProblem, unmet
 from flatout.setup.env.resolve import resolve_wheels
@@ -37,7 +37,7 @@ class RepairDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_difference(
-    inside: Inside,
+    inside: InspectedEnvironment,
     wrong: RepairProblem,
     again: frozenset[str],
     context: SetupContext,
@@ -76,14 +76,14 @@ def resolve_difference(
     raise _not_mendable("each change requires another one")
 
 
-def pinned_difference(inside: Inside, pins: tuple[Pin, ...]) -> RepairDiff:
+def pinned_difference(inside: InspectedEnvironment, pins: tuple[Pin, ...]) -> RepairDiff:
     """The difference from the wheels that an environment was created from."""
     changed = tuple(pin for pin in pins if not _is_there(pin, inside))
     return RepairDiff(changes=_changes(inside, changed, frozenset()), pins=changed)
 
 
 def _resolved(
-    inside: Inside,
+    inside: InspectedEnvironment,
     wrong: RepairProblem,
     context: SetupContext,
     notes: list[str],
@@ -123,7 +123,9 @@ def _resolved(
     raise _not_mendable(because) from failure
 
 
-def _require_label(inside: Inside, pins: tuple[Pin, ...], wrong: RepairProblem) -> None:
+def _require_label(
+    inside: InspectedEnvironment, pins: tuple[Pin, ...], wrong: RepairProblem
+) -> None:
     """Refuses packages that were built for another build of torch than the resulting one."""
     versions = {**inside.versions, **{pin.name: pin.version for pin in pins}}
     label = versions.get("torch", "").partition("+")[2]
@@ -138,7 +140,7 @@ def _require_label(inside: Inside, pins: tuple[Pin, ...], wrong: RepairProblem) 
 
 
 def _after(
-    inside: Inside, pins: tuple[Pin, ...], removed: frozenset[str], changing: set[str]
+    inside: InspectedEnvironment, pins: tuple[Pin, ...], removed: frozenset[str], changing: set[str]
 ) -> dict[str, Installed]:
     """The packages after the change. The solution covers what new packages require."""
     after = {name: package for name, package in inside.packages.items() if name not in removed}
@@ -149,8 +151,8 @@ def _after(
 
 
 def _difference(
-    inside: Inside, pins: tuple[Pin, ...], wrong: RepairProblem, again: frozenset[str],
-    context: SetupContext, notes: list[str],
+    inside: InspectedEnvironment, pins: tuple[Pin, ...], wrong: RepairProblem,
+    again: frozenset[str], context: SetupContext, notes: list[str],
 ) -> RepairDiff:  # fmt: skip
     named = {*wrong.required, *wrong.free}
     changed = [
@@ -165,19 +167,21 @@ def _difference(
     )
 
 
-def _is_there(pin: Pin, inside: Inside) -> bool:
+def _is_there(pin: Pin, inside: InspectedEnvironment) -> bool:
     there = inside.packages.get(plain_name(pin.name))
     return there is not None and is_same_version(there.version, pin.version)
 
 
-def _is_kept(pin: Pin, inside: Inside, named: set[str]) -> bool:
+def _is_kept(pin: Pin, inside: InspectedEnvironment, named: set[str]) -> bool:
     """Whether it has that version, of another build, and no change was requested."""
     there = inside.packages.get(plain_name(pin.name))
     plain = [text.partition("+")[0] for text in (pin.version, there.version if there else "")]
     return plain_name(pin.name) not in named and is_same_version(*plain)
 
 
-def _orphans(inside: Inside, pins: tuple[Pin, ...], changed: set[str]) -> frozenset[str]:
+def _orphans(
+    inside: InspectedEnvironment, pins: tuple[Pin, ...], changed: set[str]
+) -> frozenset[str]:
     """Packages that only a changed package required, and that the user did not request."""
     solved = {plain_name(pin.name) for pin in pins}
     before = closure([name for name in changed if name in inside.packages], inside.packages,
@@ -191,7 +195,10 @@ def _orphans(inside: Inside, pins: tuple[Pin, ...], changed: set[str]) -> frozen
 
 
 def _needed(
-    packages: Mapping[str, Installed], maybe: set[str], solved: set[str], inside: Inside
+    packages: Mapping[str, Installed],
+    maybe: set[str],
+    solved: set[str],
+    inside: InspectedEnvironment,
 ) -> set[str]:
     return {
         plain_name(requirement.name)
@@ -202,7 +209,7 @@ def _needed(
 
 
 def _changes(
-    inside: Inside, pins: tuple[Pin, ...], gone: frozenset[str]
+    inside: InspectedEnvironment, pins: tuple[Pin, ...], gone: frozenset[str]
 ) -> tuple[PackageChange, ...]:
     there = inside.packages
     changes = [

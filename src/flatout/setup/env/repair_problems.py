@@ -15,7 +15,7 @@ from flatout.compat.rows import Tables
 from flatout.compat.solve import CompatAnswer
 from flatout.schema.finding import Finding
 from flatout.schema.framework import Framework
-from flatout.schema.installed_packages import Inside
+from flatout.schema.installed_packages import InspectedEnvironment
 from flatout.schema.versions import pair
 from flatout.setup.env.index_choice import TORCH_INDEX, IndexChoices
 from flatout.setup.env.resolve import nothing_fits
@@ -50,7 +50,11 @@ class RepairProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_wrong(
-    inside: Inside, target: Target, request: BuildRequest, tables: Tables, indexes: IndexChoices
+    inside: InspectedEnvironment,
+    target: Target,
+    request: BuildRequest,
+    tables: Tables,
+    indexes: IndexChoices,
 ) -> RepairProblem:
     """Builds that do not run here, packages built for another, and requirements that are not met.
 
@@ -100,7 +104,9 @@ def find_wrong(
     )  # fmt: skip
 
 
-def unmet(inside: Inside, settled: set[str]) -> Iterator[tuple[EnvironmentProblem, set[str]]]:
+def unmet(
+    inside: InspectedEnvironment, settled: set[str]
+) -> Iterator[tuple[EnvironmentProblem, set[str]]]:
     """Requirements that are not met, each with the packages that may change for it.
 
     Settled packages, above all frameworks, stay: then the package that requires others is changed.
@@ -116,7 +122,7 @@ def unmet(inside: Inside, settled: set[str]) -> Iterator[tuple[EnvironmentProble
         )
 
 
-def requested_by(findings: Sequence[Finding], inside: Inside) -> dict[str, str]:
+def requested_by(findings: Sequence[Finding], inside: InspectedEnvironment) -> dict[str, str]:
     """Packages other than frameworks in the fixes of the doctor's findings, such as `numpy<2`."""
     required: dict[str, str] = {}
     for finding in findings:
@@ -131,12 +137,12 @@ def requested_by(findings: Sequence[Finding], inside: Inside) -> dict[str, str]:
             if name in inside.packages and name not in own}  # fmt: skip
 
 
-def known_frameworks(inside: Inside) -> list[Framework]:
+def known_frameworks(inside: InspectedEnvironment) -> list[Framework]:
     """The frameworks of an environment that the tables cover."""
     return [framework for framework in inside.frameworks if framework.name in FRAMEWORKS]
 
 
-def _holders(framework: Framework, inside: Inside) -> tuple[str, ...]:
+def _holders(framework: Framework, inside: InspectedEnvironment) -> tuple[str, ...]:
     names = _HOLDERS.get(framework.name, (framework.name,))
     return tuple(name for name in names if name in inside.packages)
 
@@ -158,7 +164,9 @@ def _other_build(
     raise nothing_fits(request.framework, answer)
 
 
-def _index_of(framework: Framework, inside: Inside, indexes: IndexChoices) -> str | None:
+def _index_of(
+    framework: Framework, inside: InspectedEnvironment, indexes: IndexChoices
+) -> str | None:
     """The index with the companions of a framework that stays."""
     version = inside.packages["torch"].version if framework.name == "torch" else ""
     label = version.partition("+")[2]
@@ -168,7 +176,9 @@ def _index_of(framework: Framework, inside: Inside, indexes: IndexChoices) -> st
     return indexes.mirrored(f"{TORCH_INDEX}/{nightly}{label}")
 
 
-def _mislabelled(inside: Inside, required: dict[str, str]) -> Iterator[EnvironmentProblem]:
+def _mislabelled(
+    inside: InspectedEnvironment, required: dict[str, str]
+) -> Iterator[EnvironmentProblem]:
     """Companions of torch that were built for another build of it than the installed one."""
     torch = inside.packages.get("torch")
     if torch is None or "torch" in required:

@@ -172,7 +172,7 @@ def blueprint(form: str, name: str | None) -> EnvironmentExport:
         hashes = {pin: f" --hash=sha256:{pin.sha256}" if is_hashed else "" for pin in made.pins}
         return EnvironmentExport(
             name=made.name,
-            framework=made.wish.framework,
+            framework=made.spec.framework,
             python=".".join(made.python_version.split(".")[:2]),
             cuda=made.cuda,
             index=made.index,

@@ -49,7 +49,7 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     folder: str
-    wish: EnvironmentSpec
+    spec: EnvironmentSpec
     state: State
     version: str
     cuda: str
@@ -73,7 +73,7 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
     def framework(self) -> str:
         """Its name and what it computes on."""
         device = "the CPU" if self.cuda == "cpu" else self.cuda
-        return f"{self.wish.framework} {self.version} for {device}"
+        return f"{self.spec.framework} {self.version} for {device}"
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -168,7 +168,7 @@ def ready(there: MadeEnvironment) -> EnvironmentPlan:
     return EnvironmentPlan(
         name=there.name,
         folder=there.folder,
-        wish=there.wish,
+        spec=there.spec,
         state="ready",
         version=there.version,
         cuda=there.cuda,

@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.schema.environment import FrameworkName, Pin, SmokeTestResult
 from flatout.schema.finding import Finding
-from flatout.schema.installed_packages import Inside
+from flatout.schema.installed_packages import InspectedEnvironment
 from flatout.schema.plan import Plan
 
 
@@ -50,7 +50,7 @@ class EnvironmentRepair(msgspec.Struct, frozen=True, kw_only=True):
     checking, where nothing is wrong.
     """
 
-    inside: Inside
+    inside: InspectedEnvironment
     problems: tuple[EnvironmentProblem, ...] = ()
     changes: tuple[PackageChange, ...] = ()
     pins: tuple[Pin, ...] = ()

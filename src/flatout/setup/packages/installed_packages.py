@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import RunFailed, UsageError
-from flatout.schema.installed_packages import EnvironmentKind, Inside, Installed
+from flatout.schema.installed_packages import EnvironmentKind, InspectedEnvironment, Installed
 from flatout.setup.packages.micromamba import find_conda
 from flatout.system import python_packages
 from flatout.system.command import run
@@ -59,7 +59,7 @@ class _Reply(msgspec.Struct):
     markers: dict[str, str]
 
 
-class Isolated(LocalSystem):
+class IsolatedSystem(LocalSystem):
     """This machine, whose interpreters see nothing but their own environment."""
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
@@ -71,7 +71,7 @@ class Isolated(LocalSystem):
         return Unread(f"{python}: {done.reason or done.stderr.strip()[-200:]}")
 
 
-def find_inside(text: str) -> Inside:
+def inspect_environment(text: str) -> InspectedEnvironment:
     """The environment in a folder, or of a name: of `flatout envs`, else of conda.
 
     Raises:
@@ -84,7 +84,9 @@ def find_inside(text: str) -> Inside:
     return read_inside(text, folder, kind, str(python))
 
 
-def read_inside(name: str, folder: Path, kind: EnvironmentKind, python: str) -> Inside:
+def read_inside(
+    name: str, folder: Path, kind: EnvironmentKind, python: str
+) -> InspectedEnvironment:
     """The current contents of an environment.
 
     Raises:
@@ -100,7 +102,7 @@ def read_inside(name: str, folder: Path, kind: EnvironmentKind, python: str) -> 
             because=done.reason or done.stderr.strip()[-300:] or str(error),
             fix="its base Python may be gone; create a new environment: flatout setup",
         ) from error
-    return Inside(
+    return InspectedEnvironment(
         name=name, folder=str(folder), python=python, kind=kind, markers=reply.markers,
         packages=reply.packages,
     )  # fmt: skip
