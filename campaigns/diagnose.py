@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.doctor.diagnose import case_from_text, diagnose
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.dated import Measurement, measurement, read_machine, write_result
 from support.log_noise import noise_line
+
+RULESET = shipped_rules()
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 20261121
@@ -112,7 +114,7 @@ def noisy(text: str, num_lines: int, draw: random.Random) -> str:
 def judge(case: RecordedCase, text: str) -> Result:
     """Diagnoses a text."""
     began = time.perf_counter()
-    found = diagnose(case_from_text([text.encode()], RULES), RULES).findings
+    found = diagnose(case_from_text([text.encode()], RULESET), RULESET).findings
     return Result(
         case=case,
         findings=tuple(one.rule for one in found),

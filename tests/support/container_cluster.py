@@ -81,9 +81,9 @@ class ContainerCluster:
             "FLATOUT_DATA": str(self.data),
         }
 
-    def told(self, *words: str, limit_s: float = 300) -> Any:
+    def reported(self, *words: str, limit_s: float = 300) -> Any:
         """The JSON output of a successful command."""
-        return read_told(self.flatout(*words, "--json", limit_s=limit_s))
+        return read_reported(self.flatout(*words, "--json", limit_s=limit_s))
 
     def make(self, base_image: str) -> None:
         """Writes the files, for an image that can be built on this machine."""
@@ -91,7 +91,7 @@ class ContainerCluster:
         packages = (f"torch=={version}+cpu", *self._packages)
         wanted = [word for package in packages for word in ("--with", package)]
         self.data.mkdir(exist_ok=True)
-        self.told("cluster", "init", "--engine", self.engine, "--gpus", "none",
+        self.reported("cluster", "init", "--engine", self.engine, "--gpus", "none",
                   "--base-image", base_image, *wanted)  # fmt: skip
         place = self.folder / "cluster"
         changes = {
@@ -134,16 +134,16 @@ class ContainerCluster:
 
     def up(self) -> Any:
         """Starts all containers that are not running; returns the state."""
-        return self.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)
+        return self.reported("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)
 
     def container(self, service: str, number: int = 1) -> str:
         """The name of a container."""
-        found = self.told("cluster", "status")["containers"]
+        found = self.reported("cluster", "status")["containers"]
         (one,) = [each for each in found if (each["service"], each["number"]) == (service, number)]
         return str(one["name"])
 
 
-def read_told(done: subprocess.CompletedProcess[str]) -> Any:
+def read_reported(done: subprocess.CompletedProcess[str]) -> Any:
     """The JSON output of a successful command."""
     if done.returncode != 0:
         raise AssertionError(f"{done.args}\n{done.stdout}\n{done.stderr}"[-4000:])

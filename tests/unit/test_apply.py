@@ -105,8 +105,8 @@ def test_what_is_done_already_is_passed_over(tmp_path: Path) -> None:
     file.write_text("[wsl2]\nmemory=8GB\n")
     there = step(python("raise SystemExit(1)"), done_if=Exists(path=str(file)))
     prints = Prints(argv=(sys.executable, "-c", "print('is so')"), text="is so")
-    told = step(python("raise SystemExit(1)"), done_if=prints)
-    assert hows(list(apply(plan(memory(file), there, told)))) == ["skipped"] * 3
+    reported = step(python("raise SystemExit(1)"), done_if=prints)
+    assert hows(list(apply(plan(memory(file), there, reported)))) == ["skipped"] * 3
     half = step(python("pass"), done_if=Prints(argv=prints.argv, text="is s"))
     assert hows(list(apply(plan(half)))) == ["done"]
     undo_newest()
@@ -322,7 +322,7 @@ for one in apply(Plan(goal="", steps=(step,))):
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
-def test_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
+def test_folder_in_the_place_of_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "wsl.conf").mkdir()
     done = list(apply(plan(memory(tmp_path / "wsl.conf"))))
     assert hows(done) == ["failed"] and done[0].problem is not None
@@ -330,7 +330,7 @@ def test_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(IS_WINDOWS or os.geteuid() == 0, reason="needs a person who is not root")
-def test_file_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+def test_file_that_may_not_be_written_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "wsl.conf"
     file.write_text("[wsl2]\n")
     file.chmod(0o444)
@@ -392,9 +392,9 @@ list(apply(Plan(goal="a goal", steps=(step,))))
         undo_newest()
     process.kill()
     # Not waited for: it is a zombie now, which has its number still.
-    while not (told := next(change_journal.wait_for_program(), "")):
+    while not (reported := next(change_journal.wait_for_program(), "")):
         time.sleep(0.05)
-    assert "a program of change 0001 (a goal) to end: flatout was killed" in told
+    assert "a program of change 0001 (a goal) to end: flatout was killed" in reported
     with monkeypatch.context() as impatient:
         impatient.setattr(change_journal, "_WAIT_S", 0.2)
         with pytest.raises(UsageError, match="is still running"):

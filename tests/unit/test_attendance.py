@@ -257,15 +257,15 @@ def test_ranks_that_somebody_has_asked_to_stop_are_not_started_again(tmp_path: P
     assert starts == []
 
 
-def test_what_was_lost_in_vain_is_told_even_where_ranks_have_stopped(tmp_path: Path) -> None:
+def test_what_was_lost_in_vain_is_reported_even_where_ranks_have_stopped(tmp_path: Path) -> None:
     left_alone = [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)]
     attendance, _ = deserted(tmp_path, RANK_DIED, *left_alone)
     attendance.folder.log.touch()
     attendance.num_futile_restarts = 3
     list(follow(attendance, Interrupts()))
-    told = conclude(attendance)
-    assert told.exit_code == 1 and told.finding is not None
-    assert "restarted 3 times" in str(told.finding.because)
+    reported = conclude(attendance)
+    assert reported.exit_code == 1 and reported.finding is not None
+    assert "restarted 3 times" in str(reported.finding.because)
 
 
 def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     lock.release()
 
 
-def test_a_head_that_is_lost_is_told(tmp_path: Path) -> None:
+def test_a_head_that_is_lost_is_reported(tmp_path: Path) -> None:
     attendance, starts = deserted(tmp_path, LAUNCHER_LOST, STARTED)
     list(follow(attendance, Interrupts()))
     outcome = conclude(attendance)

@@ -66,7 +66,7 @@ def test_rm_without_an_answer_has_a_document(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("other", ["--json", "--follow", "--tensorboard=board"])
-def test_recipe_that_is_not_shown_is_told(trained: Any, other: str) -> None:
+def test_recipe_that_is_not_shown_is_reported(trained: Any, other: str) -> None:
     done = trained.run("show", "mine-0001", "--recipe", other)
     assert "`--recipe` has no effect." in done.stderr
     assert "no effect" not in trained.run("show", "mine-0001", "--recipe").stderr
@@ -161,7 +161,7 @@ def test_version(cli: Any) -> None:
         (["launch", "--nodes", "2", "x.py"], "wrong-usage", "flatout launch --help"),
     ],
 )
-def test_wrong_use_is_told_in_one_shape(
+def test_wrong_use_is_reported_in_one_shape(
     cli: Any, arguments: list[str], rule: str, hint: str
 ) -> None:
     done = cli.run(*arguments)
@@ -259,10 +259,10 @@ def test_show_tells_the_results_of_the_best_validation(cli: Any) -> None:
     assert results["samples"]["texts"] == ["written at step 6"]
 
 
-def test_commands_are_told_as_they_can_be_typed(trained: Any) -> None:
-    told = trained.run("show", "last", PATH="").stdout
-    assert " flatout train" not in told
-    assert re.search(r"\S*(/flatout|\\flatout.exe| -m flatout) train --resume mine-0001", told)
+def test_commands_are_reported_as_they_can_be_typed(trained: Any) -> None:
+    reported = trained.run("show", "last", PATH="").stdout
+    assert " flatout train" not in reported
+    assert re.search(r"\S*(/flatout|\\flatout.exe| -m flatout) train --resume mine-0001", reported)
 
 
 def test_runs_and_compare_as_tables_and_as_json(cli: Any) -> None:

@@ -168,9 +168,9 @@ def test_shares_leave_the_machine_room() -> None:
 
 def test_more_workers_than_memory_are_refused_with_how_many_fit() -> None:
     small = msgspec.structs.replace(NONE, memory=Memory(total_bytes=4 * GIB))
-    with pytest.raises(UsageError, match="8 workers would have") as told:
+    with pytest.raises(UsageError, match="8 workers would have") as reported:
         layout.share_of(small, 8)
-    assert told.value.fix == "--workers 2"
+    assert reported.value.fix == "--workers 2"
     assert layout.share_of(small, 2).memory_bytes >= GIB
 
 
@@ -216,10 +216,10 @@ def test_cdi_names_the_device_or_all_where_there_is_no_other() -> None:
 
 
 def test_two_workers_on_one_gpu_are_asked_about() -> None:
-    with pytest.raises(UsageError, match="2 workers would share 1 GPU") as told:
+    with pytest.raises(UsageError, match="2 workers would share 1 GPU") as reported:
         laid(ONE_GPU, gpus="2")
-    assert told.value.rule == "gpu-would-be-shared" and "NCCL" in str(told.value)
-    assert "--gpus 1" in told.value.fix and "--share-gpu" in told.value.fix
+    assert reported.value.rule == "gpu-would-be-shared" and "NCCL" in str(reported.value)
+    assert "--gpus 1" in reported.value.fix and "--share-gpu" in reported.value.fix
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
@@ -284,10 +284,10 @@ def test_without_being_asked_nothing_is_shared(engine: Engine) -> None:
 
 def test_gpus_that_containers_cannot_have_are_refused_with_why() -> None:
     bare = msgspec.structs.replace(ONE_GPU, engines=NONE.engines)
-    with pytest.raises(UsageError, match="cannot have a GPU") as told:
+    with pytest.raises(UsageError, match="cannot have a GPU") as reported:
         laid(bare, gpus="1")
-    assert "neither NVIDIA's runtime nor a CDI" in str(told.value)
-    assert "flatout setup --docker" in told.value.fix
+    assert "neither NVIDIA's runtime nor a CDI" in str(reported.value)
+    assert "flatout setup --docker" in reported.value.fix
     # Nothing was asked for, so nothing is refused.
     assert layout.chosen_gpus(ClusterRequest(), bare)[0] == ()
 
@@ -343,9 +343,9 @@ def test_settings_are_filled_in_as_compose_does_it() -> None:
 def test_owner_is_a_number() -> None:
     assert user_in({"CLUSTER_UID": "1001"}) == (1001, 1000)
     problem = "CLUSTER_UID=me in .env is not a user or group ID"
-    with pytest.raises(UsageError, match=problem) as told:
+    with pytest.raises(UsageError, match=problem) as reported:
         user_in({"CLUSTER_UID": "me"})
-    assert told.value.rule == "bad-cluster-setting" and "id -u" in told.value.fix
+    assert reported.value.rule == "bad-cluster-setting" and "id -u" in reported.value.fix
 
 
 def test_address_is_one_that_this_machine_reaches() -> None:
@@ -375,9 +375,9 @@ def test_project_is_named_like_its_folder(path: str, name: str) -> None:
 )  # fmt: skip
 def test_values_of_several_lines_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    with pytest.raises(UsageError, match="cannot be written to a cluster's files") as told:
+    with pytest.raises(UsageError, match="cannot be written to a cluster's files") as reported:
         files.init(ClusterRequest(**asked), str(folder), is_forced=False, machine=NONE)
-    assert told.value.rule == "bad-cluster-setting" and not folder.exists()
+    assert reported.value.rule == "bad-cluster-setting" and not folder.exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sudo")
@@ -414,9 +414,11 @@ def test_edited_files_are_not_overwritten_silently(
     # What is as flatout wrote it is written anew.
     cluster_folder.write(folder, {"a": "2\n", "b": "2\n"}, is_forced=False)
     (folder / "b").write_text("mine\n")
-    with pytest.raises(UsageError, match="b in .* would be overwritten, but was edited") as told:
+    with pytest.raises(
+        UsageError, match="b in .* would be overwritten, but was edited"
+    ) as reported:
         cluster_folder.write(folder, {"a": "3\n", "b": "3\n"}, is_forced=False)
-    assert told.value.rule == "file-exists"
+    assert reported.value.rule == "file-exists"
     assert (folder / "a").read_text() == "2\n" and (folder / "b").read_text() == "mine\n"
     cluster_folder.write(folder, {"a": "3\n", "b": "3\n"}, is_forced=True)
     assert (folder / "b").read_text() == "3\n"
@@ -427,9 +429,9 @@ def test_no_cluster_here_is_said_with_what_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no cluster found in") as told:
+    with pytest.raises(UsageError, match="no cluster found in") as reported:
         cluster_folder.find(None)
-    assert "flatout cluster init" in told.value.fix
+    assert "flatout cluster init" in reported.value.fix
     (tmp_path / "cluster").mkdir()
     for name in ("compose.yaml", ".env"):
         (tmp_path / "cluster" / name).touch()

@@ -84,7 +84,7 @@ def test_the_same_input_twice_is_answered_twice(lab: Any) -> None:
     assert len(json.loads(done.stdout)["predictions"]) == 2
 
 
-def test_output_is_told_where_it_lies_here(lab: Any) -> None:
+def test_output_is_reported_where_it_lies_here(lab: Any) -> None:
     words = ("--on", "cluster", "--output", "data/out.csv", "--json")
     done = lab.run("predict", "one", "a", *words)
     assert done.returncode == 0, done.stderr
@@ -139,9 +139,9 @@ def test_image_of_another_version_is_refused(lab: Any, monkeypatch: pytest.Monke
         path=lab.folder / "cluster",
         settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray"},
     )
-    with pytest.raises(UsageError, match="here is 99.0") as told:
+    with pytest.raises(UsageError, match="here is 99.0") as reported:
         predict._require_role(folder, LocalSystem())
-    assert told.value.rule == "cluster-versions-differ"
+    assert reported.value.rule == "cluster-versions-differ"
 
 
 def test_names_too_long_for_a_file_are_texts(tmp_path: Path) -> None:

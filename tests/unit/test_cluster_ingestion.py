@@ -52,12 +52,12 @@ def test_what_the_nodes_do_not_see_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/link").symlink_to(tmp_path)
     for source in ("elsewhere", "data/../elsewhere", "data/link"):
-        with pytest.raises(UsageError) as told:
+        with pytest.raises(UsageError) as reported:
             request_inside(request(tmp_path, source, "data/shards"), cluster(tmp_path, "ray"))
-        assert told.value.rule == "data-not-shared"
-    with pytest.raises(UsageError) as told:
+        assert reported.value.rule == "data-not-shared"
+    with pytest.raises(UsageError) as reported:
         request_inside(request(tmp_path, "data/a", "data/b"), cluster(tmp_path, "torchrun"))
-    assert told.value.rule == "cluster-cannot-ingest"
+    assert reported.value.rule == "cluster-cannot-ingest"
 
 
 def test_a_relative_path_of_data_is_found_here_first_then_among_the_data(
@@ -68,8 +68,8 @@ def test_a_relative_path_of_data_is_found_here_first_then_among_the_data(
     monkeypatch.setenv("FLATOUT_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path / "here")
     assert existing("shards") == tmp_path / "data/shards"
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         existing("chards")
-    assert str(tmp_path / "data") in str(told.value.because)
+    assert str(tmp_path / "data") in str(reported.value.because)
     (tmp_path / "here/shards").mkdir()
     assert existing("shards") == tmp_path / "here/shards"

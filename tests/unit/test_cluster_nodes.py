@@ -15,8 +15,10 @@ from flatout.cluster.compose.checks import judge_files
 from flatout.cluster.compose.node_health import judge_nodes
 from flatout.cluster.compose.node_report import NodeQuery, report_on
 from flatout.cluster.model.cluster import SHARED_GPU, NodeReport, Port, Service
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.schema.machine import Cpu, Gpu, Machine, Memory
+
+RULESET = shipped_rules()
 
 GIB = 2**30
 VERSIONS = {"flatout": "0.1.0", "torch": "2.13.0+cpu", "ray": "2.60.0"}
@@ -100,21 +102,21 @@ def test_interfaces_that_lead_out_are_quiet(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["=eth", "^=eth0", "^"])
-def test_interfaces_that_lead_nowhere_are_told(text: str) -> None:
+def test_interfaces_that_lead_nowhere_are_reported(text: str) -> None:
     wanted = [] if text == "^" else ["nccl-socket-interface"]
     assert rules(node("head", variables={"NCCL_SOCKET_IFNAME": text})) == wanted
 
 
 def test_every_rule_has_a_page() -> None:
-    known = {rule.id for rule in RULES} | OWN_RULES
+    known = {rule.id for rule in RULESET.rules} | OWN_RULES
     bad = node(
         "b", python="3.11.9", versions={}, now_s=0.0, shared_bytes=0, is_root=True,
         addresses={"head": None, "x": "172.18.0.3"}, reached={"x:1": False},
         variables={"NCCL_SOCKET_IFNAME": "x"}, unwritable=("/x",),
     )  # fmt: skip
-    told = {rule for engine in ("ray", "dask", "torchrun")
+    reported = {rule for engine in ("ray", "dask", "torchrun")
             for rule in (one.rule for one in judge_nodes([node("a"), bad], engine))}  # type: ignore[arg-type]  # fmt: skip
-    assert told <= known, told - known
+    assert reported <= known, reported - known
 
 
 def test_a_node_answers_about_itself() -> None:
@@ -124,13 +126,13 @@ def test_a_node_answers_about_itself() -> None:
             node="here", packages=("msgspec", "no-such-package"), names=("localhost", "no.such."),
             places=(f"127.0.0.1:{port}", "127.0.0.1:1"), folders=("/", "/no/such/folder"),
         )  # fmt: skip
-        told = report_on(question)
-    assert told.versions["no-such-package"] is None and told.versions["msgspec"]
-    assert told.addresses == {"localhost": "127.0.0.1", "no.such.": None}
-    assert told.reached == {f"127.0.0.1:{port}": True, "127.0.0.1:1": False}
-    assert "/no/such/folder" in told.unwritable and told.num_cpus
-    assert 0 < told.began_s < told.now_s
-    assert told.python == ".".join(map(str, sys.version_info[:3])) or "+" in sys.version
+        reported = report_on(question)
+    assert reported.versions["no-such-package"] is None and reported.versions["msgspec"]
+    assert reported.addresses == {"localhost": "127.0.0.1", "no.such.": None}
+    assert reported.reached == {f"127.0.0.1:{port}": True, "127.0.0.1:1": False}
+    assert "/no/such/folder" in reported.unwritable and reported.num_cpus
+    assert 0 < reported.began_s < reported.now_s
+    assert reported.python == ".".join(map(str, sys.version_info[:3])) or "+" in sys.version
 
 
 def test_a_node_is_asked_as_a_program_that_imports_no_framework() -> None:
@@ -175,12 +177,12 @@ def service(name: str = "worker", **more: Any) -> Service:
         ({"is_with_gpu": True, "num_containers": 2}, "nccl-duplicate-gpu", "error"),
     ],
 )  # fmt: skip
-def test_files_that_ask_for_too_much_are_told(
+def test_files_that_ask_for_too_much_are_reported(
     wrong: dict[str, Any], rule: str, severity: str
 ) -> None:
     (found,) = judge_files([service(**wrong)], MACHINE, {9000})
     assert (found.rule, found.severity) == (rule, severity)
-    assert found.fixes and rule in {one.id for one in RULES} | OWN_RULES
+    assert found.fixes and rule in {one.id for one in RULESET.rules} | OWN_RULES
 
 
 def test_shared_gpus_are_noted_and_counted_once() -> None:

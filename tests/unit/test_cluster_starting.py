@@ -43,9 +43,10 @@ class Engine(RecordedSystem):
         """What Docker answers now."""
         if argv[1] == "restart":
             self.restarted.append(argv[2])
-        told = {"inspect": json.dumps(list(self.rows.values())), "logs": GAVE_UP, "exec": REPORT,
-                "ps": "\n".join(self.rows), "version": "27.0.0", "compose": "2.29.0"}  # fmt: skip
-        return Completed(stdout=told.get(argv[1], ""), exit_code=0)
+        reported = {"inspect": json.dumps(list(self.rows.values())),
+                    "logs": GAVE_UP, "exec": REPORT,
+                    "ps": "\n".join(self.rows), "version": "27.0.0", "compose": "2.29.0"}  # fmt: skip
+        return Completed(stdout=reported.get(argv[1], ""), exit_code=0)
 
     def end(self, name: str, *, at: str, **state: Any) -> None:
         """A container ends."""
@@ -111,22 +112,22 @@ def test_a_node_that_ray_does_not_have_is_not_well(
     assert found() == (["healthy"] * 3, [])
 
 
-def test_a_head_that_says_nothing_of_its_nodes_is_told(tmp_path: Path) -> None:
+def test_a_head_that_says_nothing_of_its_nodes_is_reported(tmp_path: Path) -> None:
     state = containers.state(folder(tmp_path), Engine())
     assert state.unread.keys() == {"Ray"} and state.findings == ()
-    with pytest.raises(RunFailed) as told:
+    with pytest.raises(RunFailed) as reported:
         ray_jobs.nodes(RayHead(address="http://127.0.0.1:1"), 1.0)
-    assert told.value.rule == "ray-not-answering"
+    assert reported.value.rule == "ray-not-answering"
 
 
 def started(
     engine: Engine, where: Folder, start: Callable[[], None], limit_s: float = 60.0
 ) -> list[Finding]:
-    told: list[Finding] = []
+    reported: list[Finding] = []
     containers.start_until_well(
-        where, engine, start, limit_s=limit_s, on_wait=lambda _: None, on_warning=told.append
+        where, engine, start, limit_s=limit_s, on_wait=lambda _: None, on_warning=reported.append
     )
-    return told
+    return reported
 
 
 def test_what_ends_while_it_starts_is_started_again(tmp_path: Path) -> None:
@@ -142,11 +143,11 @@ def test_what_ends_while_it_starts_is_started_again(tmp_path: Path) -> None:
             raise RunFailed("docker-failed", "`docker compose up` has failed.", fix="")
         engine.begin(name)
 
-    told = started(engine, folder(tmp_path), start)
-    assert [(one.severity, one.problem) for one in told] == [
+    reported = started(engine, folder(tmp_path), start)
+    assert [(one.severity, one.problem) for one in reported] == [
         ("note", "restarting flatout-lab_head_1.")
     ] * 2
-    assert all(GAVE_UP in str(one.because) for one in told)
+    assert all(GAVE_UP in str(one.because) for one in reported)
 
 
 @pytest.mark.parametrize(("memory", "count"), [(False, 3), (True, 1)])
@@ -157,9 +158,9 @@ def test_starting_again_has_an_end(tmp_path: Path, memory: bool, count: int) -> 
         starts.append(len(starts))
         engine.end("/flatout-lab_worker_2", at=f"{starts}", OOMKilled=memory)
 
-    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not healthy") as told:
+    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not healthy") as reported:
         started(engine, folder(tmp_path), start)
-    assert told.value.rule == "cluster-not-healthy" and len(starts) == count
+    assert reported.value.rule == "cluster-not-healthy" and len(starts) == count
 
 
 def test_what_had_ended_before_is_not_why_docker_fails(tmp_path: Path) -> None:
@@ -180,9 +181,9 @@ def test_a_node_that_ray_gave_up_is_started_again(
     rows[1] = (FIRST, "DEAD")
     engine = Engine()
     id = engine.rows["/flatout-lab_worker_1"]["Id"]
-    told = started(engine, folder(tmp_path, port), lambda: rows.append((FIRST, "ALIVE")))
+    reported = started(engine, folder(tmp_path, port), lambda: rows.append((FIRST, "ALIVE")))
     assert engine.restarted == [id]
-    assert "does not re-admit nodes" in str(told[0].because) and len(told) == 1
+    assert "does not re-admit nodes" in str(reported[0].because) and len(reported) == 1
     # One that is in no network may come back before it is missed.
     network = engine.rows["/flatout-lab_worker_2"]["NetworkSettings"]["Networks"]
     network["flatout-lab"]["IPAddress"] = ""

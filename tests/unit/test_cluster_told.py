@@ -30,7 +30,7 @@ REPORT = NodeReport(
 )  # fmt: skip
 
 
-def told(stdout: str = "", stderr: str = "", exit_code: int = 0) -> Completed:
+def reported(stdout: str = "", stderr: str = "", exit_code: int = 0) -> Completed:
     return Completed(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
 
@@ -69,12 +69,12 @@ def machine_with(
     """A machine with Compose v2 on which the recorded containers run; `more` wins."""
     ids = [one.id for one in parse_containers(INSPECTED)]
     commands: dict[tuple[str, ...], Completed] = {
-        ("docker", "version"): told("27.0\n"),
-        ("docker", "compose", "version", "--short"): told("2.29.0\n"),
-        config_words(tmp_path): told(V2),
-        ("docker", "ps"): told("\n".join(ids)),
-        ("docker", "inspect"): told(INSPECTED),
-        ("docker", "exec"): told(msgspec.json.encode(REPORT).decode()),
+        ("docker", "version"): reported("27.0\n"),
+        ("docker", "compose", "version", "--short"): reported("2.29.0\n"),
+        config_words(tmp_path): reported(V2),
+        ("docker", "ps"): reported("\n".join(ids)),
+        ("docker", "inspect"): reported(INSPECTED),
+        ("docker", "exec"): reported(msgspec.json.encode(REPORT).decode()),
     }
     return machine({**commands, **(more or {})})
 
@@ -152,12 +152,12 @@ def test_state_is_of_all_nodes(tmp_path: Path) -> None:
 
 def test_a_node_that_tells_nothing_is_named_with_why(tmp_path: Path) -> None:
     system = machine_with(
-        tmp_path, {("docker", "exec"): told(stderr="no such module\n", exit_code=1)}
+        tmp_path, {("docker", "exec"): reported(stderr="no such module\n", exit_code=1)}
     )
     state = containers.state(folder(tmp_path), system)
     silent = {name: why for name, why in state.unread.items() if name != "Ray"}
     assert state.nodes == () and set(silent.values()) == {"no such module"}
-    strange = machine_with(tmp_path, {("docker", "exec"): told("hello")})
+    strange = machine_with(tmp_path, {("docker", "exec"): reported("hello")})
     why = docker.query_node("x", NodeQuery(node="x"), strange)
     assert isinstance(why, str) and "another version of flatout" in why
 
@@ -170,13 +170,13 @@ def test_check_passes_where_our_own_containers_hold_the_port(tmp_path: Path) -> 
 
 
 def test_check_tells_a_port_that_others_hold(tmp_path: Path) -> None:
-    system = machine_with(tmp_path, {("docker", "ps"): told("")})
+    system = machine_with(tmp_path, {("docker", "ps"): reported("")})
     rules = [one.rule for one in files.check(folder(tmp_path), system).findings]
     assert rules == ["port-in-use", "nccl-duplicate-gpu"]
 
 
 def test_check_tells_what_compose_refuses(tmp_path: Path) -> None:
-    wrong = told(stderr="services.worker Additional property spu is not allowed", exit_code=15)
+    wrong = reported(stderr="services.worker Additional property spu is not allowed", exit_code=15)
     system = machine_with(tmp_path, {config_words(tmp_path): wrong})
     (finding,) = files.check(folder(tmp_path), system).findings
     assert finding.rule == "compose-file-refused" and "spu" in (finding.because or "")
@@ -186,14 +186,14 @@ def test_check_tells_what_compose_refuses(tmp_path: Path) -> None:
     ("commands", "rule"),
     [
         ({}, "docker-not-answering"),
-        ({("docker", "version"): told(stderr="permission denied", exit_code=1)},
+        ({("docker", "version"): reported(stderr="permission denied", exit_code=1)},
          "docker-not-answering"),
-        ({("docker", "version"): told("27.0")}, "compose-missing"),
-        ({("docker", "version"): told("20.10"), ("docker-compose",): told("1.25.0\n")},
+        ({("docker", "version"): reported("27.0")}, "compose-missing"),
+        ({("docker", "version"): reported("20.10"), ("docker-compose",): reported("1.25.0\n")},
          "compose-missing"),
     ],
 )  # fmt: skip
-def test_no_compose_is_told(commands: dict[tuple[str, ...], Completed], rule: str) -> None:
+def test_no_compose_is_reported(commands: dict[tuple[str, ...], Completed], rule: str) -> None:
     system = machine(commands)
     with pytest.raises(UsageError) as bad:
         docker.find_compose(system)
@@ -201,7 +201,9 @@ def test_no_compose_is_told(commands: dict[tuple[str, ...], Completed], rule: st
 
 
 def test_compose_v1_is_taken_where_there_is_no_other() -> None:
-    system = machine({("docker", "version"): told("20.10.24"), ("docker-compose",): told("1.29.2")})
+    system = machine(
+        {("docker", "version"): reported("20.10.24"), ("docker-compose",): reported("1.29.2")}
+    )
     found = docker.find_compose(system)
     assert found.is_v1 and found.argv(Path("/lab"), "up")[0] == "docker-compose"
 
@@ -221,8 +223,8 @@ def test_waiting_ends_with_what_the_first_that_failed_has_said(tmp_path: Path) -
     system = machine_with(
         tmp_path,
         {
-            ("docker", "inspect"): told(json.dumps(rows)),
-            ("docker", "logs"): told(stderr="starting\nConnectionError: no head\n"),
+            ("docker", "inspect"): reported(json.dumps(rows)),
+            ("docker", "logs"): reported(stderr="starting\nConnectionError: no head\n"),
         },
     )
     seen: list[int] = []
@@ -238,7 +240,7 @@ def test_waiting_ends_with_what_the_first_that_failed_has_said(tmp_path: Path) -
 def test_waiting_has_a_limit(tmp_path: Path) -> None:
     rows = json.loads(INSPECTED)
     rows[0]["State"]["Health"]["Status"] = "starting"
-    system = machine_with(tmp_path, {("docker", "inspect"): told(json.dumps(rows))})
+    system = machine_with(tmp_path, {("docker", "inspect"): reported(json.dumps(rows))})
     with pytest.raises(RunFailed, match="it is starting after"):
         containers.wait_until_well(folder(tmp_path), system, limit_s=0.0, on_wait=_ignore)
 
@@ -249,19 +251,19 @@ def _ignore(found: Any) -> None:
 
 def test_a_training_wants_a_cluster_that_is_up_and_of_one_version(tmp_path: Path) -> None:
     containers.require_well(folder(tmp_path), machine_with(tmp_path))
-    with pytest.raises(UsageError, match="is not running") as told_of:
+    with pytest.raises(UsageError, match="is not running") as reported_of:
         containers.require_well(
-            folder(tmp_path), machine_with(tmp_path, {("docker", "ps"): told("")})
+            folder(tmp_path), machine_with(tmp_path, {("docker", "ps"): reported("")})
         )
-    assert told_of.value.rule == "cluster-not-up"
+    assert reported_of.value.rule == "cluster-not-up"
     old = msgspec.structs.replace(REPORT, versions={**REPORT.versions, "flatout": "0.0.9"})
-    answer = told(msgspec.json.encode(old).decode())
+    answer = reported(msgspec.json.encode(old).decode())
     with pytest.raises(UsageError, match="the nodes have flatout 0.0.9"):
         containers.require_well(
             folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer})
         )
     small = msgspec.structs.replace(REPORT, shared_bytes=2**20)
-    answer = told(msgspec.json.encode(small).decode())
+    answer = reported(msgspec.json.encode(small).decode())
     with pytest.raises(UsageError, match="/dev/shm, is too small"):
         containers.require_well(
             folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer})

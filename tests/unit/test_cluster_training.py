@@ -37,9 +37,9 @@ def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
     assert where.inside(tmp_path / "runs" / "digits-0001") == "/flatout/runs/digits-0001"
     # Weights to begin with may lie among the data.
     assert where.inside(tmp_path / "data" / "old.safetensors") == "/data/old.safetensors"
-    with pytest.raises(UsageError, match="is not visible to the nodes") as told:
+    with pytest.raises(UsageError, match="is not visible to the nodes") as reported:
         where.inside(tmp_path / "elsewhere" / "digits-0001")
-    assert told.value.rule == "run-not-shared"
+    assert reported.value.rule == "run-not-shared"
     # Machines with one shared disk see it at one path.
     assert train.Where(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(tmp_path)
 

@@ -30,8 +30,8 @@ class Engine(Docker):
         assert verb == "ls"
         wanted, _, value = rest[rest.index("--filter") + 1].partition("=")
         found = [one for one in self.held if one[0] == kind and is_wanted(one, wanted, value)]
-        told = [one[3][PROJECT] if "--format" in rest else one[1] for one in found]
-        return subprocess.CompletedProcess(words, 0, "\n".join(told), "")
+        reported = [one[3][PROJECT] if "--format" in rest else one[1] for one in found]
+        return subprocess.CompletedProcess(words, 0, "\n".join(reported), "")
 
 
 def is_wanted(one: tuple[str, str, str, dict[str, str]], filter: str, value: str) -> bool:

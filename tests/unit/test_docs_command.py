@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.errors import UsageError
 from flatout.system import doc_pages, pager
 from flatout.system.store import error_pages
+
+RULESET = shipped_rules()
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = list(doc_pages.list_pages())
@@ -31,7 +33,7 @@ def without_code(text: str) -> str:
 def test_links_of_a_page_are_commands_that_work(page: str) -> None:
     _, text = doc_pages.read_page(page)
     assert _LINK.findall(without_code(text)) == []
-    ids = {*error_pages.read_pages(), *(rule.id for rule in RULES), "ID", "FILE"}
+    ids = {*error_pages.read_pages(), *(rule.id for rule in RULESET.rules), "ID", "FILE"}
     for command, name in re.findall(r"`flatout (docs|explain) (\w[\w-]*)`", text):
         assert name in (PAGES + ["PAGE"] if command == "docs" else ids), name
 

@@ -16,7 +16,7 @@ TOO_LONG = "RuntimeError:" * 40
 
 
 @pytest.mark.parametrize("subject", [LOG * 10, TOO_LONG, ""])
-def test_text_in_the_place_of_a_name_is_told(cli: Any, subject: str) -> None:
+def test_text_in_the_place_of_a_name_is_reported(cli: Any, subject: str) -> None:
     done = cli.run("explain", subject)
     assert done.returncode == 2 and "explain nothing-to-explain" in done.stderr
     assert len(done.stderr) < 400

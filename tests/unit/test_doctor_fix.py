@@ -113,12 +113,12 @@ def broken(cli: Any, tmp_path: Path) -> Broken:
 def test_fault_is_mended_and_put_back(broken: Broken) -> None:
     before = broken.files()
     done = broken.doctor("--yes", "--json")
-    told = json.loads(done.stdout)
-    assert "numpy-abi-mismatch" in told["result"]["gone"], done.stderr
-    assert [one["how"] for one in told["outcomes"]] == ["done"]
-    assert told["outcomes"][0]["id"] == "0001"
+    reported = json.loads(done.stdout)
+    assert "numpy-abi-mismatch" in reported["result"]["gone"], done.stderr
+    assert [one["how"] for one in reported["outcomes"]] == ["done"]
+    assert reported["outcomes"][0]["id"] == "0001"
     assert "1.26.4" in broken.numpy() and not (broken.site / "numpy/only_in_2.py").exists()
-    assert told["machine"]["environments"][0]["can_use_gpu"] is True
+    assert reported["machine"]["environments"][0]["can_use_gpu"] is True
     listed = json.loads(broken.cli.run("undo", "--list", "--json").stdout)
     assert [(one["id"], one["status"]) for one in listed] == [("0001", "done")]
     asked = broken.cli.run("undo")
@@ -146,7 +146,7 @@ def test_nothing_is_changed_without_being_asked(broken: Broken) -> None:
     assert not (broken.cli.state / "changes" / "0001").exists()
 
 
-def test_failure_is_told_and_leaves_the_environment(broken: Broken) -> None:
+def test_failure_is_reported_and_leaves_the_environment(broken: Broken) -> None:
     before = broken.files()
     broken.variables["PIP_FIND_LINKS"] = str(broken.root / "nowhere")
     done = broken.doctor("--yes")

@@ -7,15 +7,17 @@ import re
 import time
 from collections.abc import Iterator
 from re import _parser  # type: ignore[attr-defined]
-from typing import Any
 
 import pytest
+from support.pattern_texts import drawn
 
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
+
+RULESET = shipped_rules()
 
 PATTERNS = {
     f"{rule.id}:{signature.id}": signature
-    for rule in RULES
+    for rule in RULESET.rules
     for signature in rule.signatures
     if signature.pattern
 }
@@ -23,38 +25,6 @@ _SIZE = 2048
 # The slowest needs a fifth of it; one that tried each part with each other one, ten times as much.
 _LIMIT_S = 0.08
 _FILL = ("a", " ", "0.", "-", "a/", "(")
-
-
-def drawn(parsed: Any, rng: random.Random) -> str:
-    """A text of the kind that a pattern's beginning matches."""
-    parts = []
-    for kind, value in parsed:
-        match str(kind):
-            case "LITERAL":
-                parts.append(chr(value))
-            case "NOT_LITERAL" | "ANY":
-                parts.append(rng.choice("a 0"))
-            case "IN":
-                parts.append(_one_of(value, rng))
-            case "BRANCH":
-                parts.append(drawn(rng.choice(value[1]), rng))
-            case "SUBPATTERN":
-                parts.append(drawn(value[-1], rng))
-            case "ATOMIC_GROUP":
-                parts.append(drawn(value, rng))
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                low, high, part = value
-                times = rng.choice([int(low), min(int(high), 40)])
-                parts.append("".join(drawn(part, rng) for _ in range(times)))
-    return "".join(parts)
-
-
-def _one_of(choices: Any, rng: random.Random) -> str:
-    if str(choices[0][0]) == "NEGATE":
-        return rng.choice("a0")
-    signs = [chr(value) for kind, value in choices if str(kind) == "LITERAL"]
-    signs += [chr(value[0]) for kind, value in choices if str(kind) == "RANGE"]
-    return rng.choice(signs or ["5"])
 
 
 def hostile(name: str) -> Iterator[str]:

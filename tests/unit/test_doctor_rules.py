@@ -7,33 +7,37 @@ from collections import Counter
 
 import pytest
 
-from flatout.doctor.diagnose import case_from_machine, diagnose, signatures_of
+from flatout.doctor.diagnose import case_from_machine, diagnose
 from flatout.doctor.rule import Rule
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.doctor.signature import WINDOW_BYTES, Signature
 from flatout.schema.machine import Machine
 
-SIGNATURES = signatures_of(RULES)
+RULESET = shipped_rules()
+
+SIGNATURES = RULESET.signatures
 SECTIONS = ("**Checks.**", "**Why it matters.**", "**Example.**", "**Fix.**", "**Source.**")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", RULESET.rules, ids=lambda rule: rule.id)
 def test_page_of_a_rule_tells_all(rule: Rule) -> None:
     assert [part for part in SECTIONS if part not in rule.page] == []
 
 
 def test_names_are_given_once() -> None:
     assert [id for id, count in Counter(one.id for one in SIGNATURES).items() if count > 1] == []
-    assert [id for id, count in Counter(rule.id for rule in RULES).items() if count > 1] == []
+    assert [
+        id for id, count in Counter(rule.id for rule in RULESET.rules).items() if count > 1
+    ] == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", RULESET.rules, ids=lambda rule: rule.id)
 def test_rule_is_quiet_when_nothing_is_known(rule: Rule) -> None:
-    assert rule.check(case_from_machine(Machine(), RULES)) is None
+    assert rule.check(case_from_machine(Machine(), RULESET)) is None
 
 
 def test_diagnosis_is_empty_when_nothing_is_known() -> None:
-    found = diagnose(case_from_machine(Machine(), RULES), RULES)
+    found = diagnose(case_from_machine(Machine(), RULESET), RULESET)
     assert found.findings == found.undecided == ()
 
 
@@ -55,5 +59,5 @@ def test_signature_has_words_to_look_for(one: Signature) -> None:
 
 def test_what_flatout_does_not_find_is_no_message_of_a_program() -> None:
     for reason in ("nvidia-smi: not found", "NVML: there is no libnvidia-ml.so.1"):
-        case = case_from_machine(Machine(unread={"gpus": reason}), RULES)
+        case = case_from_machine(Machine(unread={"gpus": reason}), RULESET)
         assert not any(case.signs.values()), reason

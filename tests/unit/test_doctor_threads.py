@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from flatout.doctor.diagnose import case_from_text, diagnose
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
+
+RULESET = shipped_rules()
 
 CASES = [
     case
@@ -41,20 +43,20 @@ def rows(cases: list[dict[str, Any]]) -> list[Any]:
     rows([case for case in CASES if case["cause"] != "none" and case["decidable"] in DEPTHS]),
 )
 def test_cause_when_a_stranger_met_it(case: dict[str, Any]) -> None:
-    found = diagnose(case_from_text([case["text"].encode()], RULES), RULES).findings
+    found = diagnose(case_from_text([case["text"].encode()], RULESET), RULESET).findings
     first = [one.rule for one in found[: DEPTHS[case["decidable"]]]]
     assert {case["cause"], *case.get("also", ())} & set(first), found
 
 
 @pytest.mark.parametrize("case", rows([case for case in CASES if case["cause"] == "none"]))
 def test_no_error_when_a_stranger_had_none(case: dict[str, Any]) -> None:
-    found = diagnose(case_from_text([case["text"].encode()], RULES), RULES).findings
+    found = diagnose(case_from_text([case["text"].encode()], RULESET), RULESET).findings
     assert [one for one in found if one.severity == "error"] == []
 
 
 def test_causes_named_by_cases_exist() -> None:
     named = {rule for case in CASES for rule in (case["cause"], *case.get("also", ()))}
-    assert named - {rule.id for rule in RULES} == {"none"}
+    assert named - {rule.id for rule in RULESET.rules} == {"none"}
 
 
 def test_sources_of_cases_differ() -> None:

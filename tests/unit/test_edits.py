@@ -241,18 +241,18 @@ def test_setting_is_what_was_set(
     sections: list[tuple[str, list[tuple[str, str]]]], end: str, section: str, key: str, value: str
 ) -> None:
     text = "".join(
-        f"[{name}]{end}" + "".join(f"{held}={told}{end}" for held, told in settings)
+        f"[{name}]{end}" + "".join(f"{held}={reported}{end}" for held, reported in settings)
         for name, settings in sections
     )
     after = content_after(ini(section, key, value), text.encode())
     assert after is not None
-    told = decode(after).text
-    assert setting(told, section, key) == value
+    reported = decode(after).text
+    assert setting(reported, section, key) == value
     assert content_after(ini(section, key, value), after) == after
     others = [(name, held) for name, settings in sections for held, _ in settings]
     for name, held in others:
         if (name, held) != (section, key):
-            assert setting(told, name, held) == setting(text, name, held)
+            assert setting(reported, name, held) == setting(text, name, held)
     without = content_after(ini(section, key, None), after)
     assert without is not None and setting(decode(without).text, section, key) is None
 

@@ -230,5 +230,5 @@ def test_request_when_it_cannot_be(request_: EnvironmentRequest, num: int, rule:
          "no-such-packages"),
     ],
 )  # fmt: skip
-def test_told_names_what_stands_in_the_way(said: str, rule: str) -> None:
+def test_reported_names_what_stands_in_the_way(said: str, rule: str) -> None:
     assert failed_install(said, None, "uv", "resolving packages").rule == rule

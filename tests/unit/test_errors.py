@@ -26,15 +26,15 @@ def test_error_when_raised(kind: type[FlatoutError], exit_code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right", "told"),
+    ("wrong", "right", "reported"),
     [
         ("precison", ["precision", "device"], "did you mean `precision`? (all: device, precision)"),
         ("zzz", ["precision", "device"], "use one of: device, precision"),
         ("zzz", [], "there are none to choose from"),
     ],
 )
-def test_nearest_when(wrong: str, right: list[str], told: str) -> None:
-    assert nearest(wrong, right) == told
+def test_nearest_when(wrong: str, right: list[str], reported: str) -> None:
+    assert nearest(wrong, right) == reported
 
 
 COMMANDS = [name for name, _, _ in main.COMMANDS]
@@ -73,6 +73,6 @@ def test_names_of_other_tools_lead_to_commands_that_there_are() -> None:
         assert done.exit_code == 0, text
 
 
-def test_many_names_are_not_all_told() -> None:
+def test_many_names_are_not_all_reported() -> None:
     names = [f"run-{number:04d}" for number in range(90)]
     assert len(nearest("zzz", names)) < 500 and len(nearest("run-0007x", names)) < 500

@@ -62,8 +62,8 @@ def test_docs_of_parameters_come_from_docstring_and_comments() -> None:
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_help_lists_the_parameters(typed: Any, command: str) -> None:
     shown = typed.run(command, "typed.py", "--help").stdout
-    _, _, told = shown.partition("Parameters of typed.py:\n")
-    lines = " ".join(told.split())
+    _, _, reported = shown.partition("Parameters of typed.py:\n")
+    lines = " ".join(reported.split())
     assert "--lr FLOAT size of a step [default: 0.001]" in lines
     assert "--width INT How wide it is, in units. [default: BIG]" in lines
     assert "--act relu|gelu what follows each layer; of these two." in lines
@@ -137,7 +137,7 @@ def test_a_wrong_parameter_says_what_there_is(
     assert hint in done.stderr
 
 
-def test_a_broken_experiment_is_told_before_its_options(cli: Any) -> None:
+def test_a_broken_experiment_is_reported_before_its_options(cli: Any) -> None:
     (cli.folder / "broken.py").write_text("def experiment(:")
     done = cli.run("train", "broken.py", "--lr", "1")
     assert "explain experiment-syntax-error" in done.stderr

@@ -53,7 +53,7 @@ def test_text_of_another_machine_is_left_to_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "is_other"),
+    ("reported", "is_other"),
     [
         (Machine(), False),
         (Machine(driver="580.95"), False),
@@ -65,13 +65,13 @@ def test_text_of_another_machine_is_left_to_itself() -> None:
         (Machine(host=Host(container="docker")), False),
     ],
 )
-def test_machine_is_another_when_a_fact_differs(told: Machine, is_other: bool) -> None:
-    assert is_elsewhere(told, HERE) is is_other
+def test_machine_is_another_when_a_fact_differs(reported: Machine, is_other: bool) -> None:
+    assert is_elsewhere(reported, HERE) is is_other
 
 
 def test_what_the_text_tells_wins() -> None:
-    told = Machine(cuda="12.4", frameworks=(Framework(name="torch", version="2.5.1"),))
-    both = merge_machines(told, HERE)
+    reported = Machine(cuda="12.4", frameworks=(Framework(name="torch", version="2.5.1"),))
+    both = merge_machines(reported, HERE)
     assert (both.cuda, both.driver) == ("12.4", "580.95.05")
     assert [one.version for one in both.frameworks] == ["2.5.1"]
 
@@ -173,9 +173,9 @@ def test_compressed_log_that_is_damaged_is_refused_by_name(damage: str, tmp_path
         "flipped": whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:],
         "only its magic": whole[:2],
     }[damage])  # fmt: skip
-    with pytest.raises(UsageError, match="train.log.gz cannot be decompressed") as told:
+    with pytest.raises(UsageError, match="train.log.gz cannot be decompressed") as reported:
         explain.explain(str(packed))
-    assert told.value.rule == "log-not-readable"
+    assert reported.value.rule == "log-not-readable"
 
 
 def test_failure_of_a_program_ends_with_its_cause() -> None:

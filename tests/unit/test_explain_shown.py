@@ -61,7 +61,9 @@ def test_explanation_hangs_its_lines_and_breaks_no_command(monkeypatch: pytest.M
     assert [line for line in lines if line.startswith(" " * 15) and line[15] != " "]
 
 
-def test_evidence_is_told_once_when_two_causes_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_is_reported_once_when_two_causes_share_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = Diagnosis(findings=(finding("one", "line 8"), finding("two", "line 8", "line 9")))
     lines = printed(monkeypatch, found)
     assert sum(line.startswith("    line 8     a line") for line in lines) == 1
@@ -108,7 +110,7 @@ def test_new_card_is_given_the_builds_that_setup_would_take(
 
 
 @pytest.mark.parametrize(
-    ("other_cpus", "told", "state"),
+    ("other_cpus", "reported", "state"),
     [
         (None, "", "ok"),
         (0.05, "", "ok"),
@@ -117,11 +119,11 @@ def test_new_card_is_given_the_builds_that_setup_would_take(
     ],
 )
 def test_doctor_says_how_busy_other_programs_are(
-    other_cpus: float | None, told: str, state: str
+    other_cpus: float | None, reported: str, state: str
 ) -> None:
     machine = Machine(cpu=Cpu(name="a CPU", num_threads=2), unread={"gpus": "no driver"})
     rows = {row.label: row for row in machine_rows(machine, other_cpus)}
-    assert rows["CPU"].text == f"a CPU · 2 threads{told}"
+    assert rows["CPU"].text == f"a CPU · 2 threads{reported}"
     assert rows["CPU"].state == state
     # That there is none is no praise.
     assert rows["GPU"].state == ""

@@ -39,7 +39,7 @@ def yaml_of(text: str) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("blueprint", [GPU, CPU], ids=["gpu", "cpu"])
-def test_every_form_is_written_and_told(form: str, blueprint: EnvironmentExport) -> None:
+def test_every_form_is_written_and_reported(form: str, blueprint: EnvironmentExport) -> None:
     files = exported(form, blueprint)
     assert files and NEXT[form]
     for name, text in files.items():
@@ -115,8 +115,8 @@ def test_vscode_finds_the_interpreter_and_wsl() -> None:
     settings = json.loads(files[".vscode/settings.json"])
     assert settings["python.defaultInterpreterPath"] == GPU.interpreter
     assert "/usr/lib/wsl/lib" in settings["terminal.integrated.env.linux"]["PATH"]
-    told = json.loads(files[".vscode/extensions.json"])["recommendations"]
-    assert told[0] == "ms-vscode-remote.remote-wsl"
+    reported = json.loads(files[".vscode/extensions.json"])["recommendations"]
+    assert reported[0] == "ms-vscode-remote.remote-wsl"
 
 
 def test_kernel_starts_the_interpreter() -> None:
@@ -133,6 +133,6 @@ def test_export_refuses_without_an_environment(form: str) -> None:
 
 
 def test_export_refuses_an_unknown_form() -> None:
-    with pytest.raises(UsageError, match="unknown export format") as told:
+    with pytest.raises(UsageError, match="unknown export format") as reported:
         exported("dockerfiel", GPU)
-    assert "`dockerfile`" in told.value.fix
+    assert "`dockerfile`" in reported.value.fix

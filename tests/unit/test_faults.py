@@ -13,14 +13,16 @@ import pytest
 from flatout.doctor.api import judge, recording_text, replay
 from flatout.doctor.diagnose import case_from_machine
 from flatout.doctor.rule import Rule
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.schema.machine import Machine
 from flatout.system.host_system import RecordedSystem, SystemRecording
 from flatout.system.probes.examination import examine
 
+RULESET = shipped_rules()
+
 MACHINES = Path(__file__).parents[1] / "cases" / "machines"
 FAULTS = tomllib.loads((MACHINES / "faults.toml").read_text(encoding="utf-8"))["case"]
-WITH_FACT_CHECKS = [rule for rule in RULES if rule.fact_checks]
+WITH_FACT_CHECKS = [rule for rule in RULESET.rules if rule.fact_checks]
 
 
 def machine_of(fault: dict[str, Any]) -> Machine:
@@ -70,5 +72,5 @@ def test_reading_tells_the_fact_and_its_place(rule: Rule) -> None:
 
 
 def test_sign_of_a_reading_is_asked_for_by_its_rule() -> None:
-    signs = case_from_machine(Machine(), RULES).signs
-    assert {one.sign for rule in RULES for one in rule.fact_checks} <= set(signs)
+    signs = case_from_machine(Machine(), RULESET).signs
+    assert {one.sign for rule in RULESET.rules for one in rule.fact_checks} <= set(signs)

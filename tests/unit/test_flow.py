@@ -95,8 +95,8 @@ def test_train_when_the_experiment_raises(cli: Any) -> None:
     assert "fix: mend it\n  see: flatout explain experiment-raised" in done.stderr
     # It has computed nothing: no run is left, and what it told can be explained.
     assert "the run was not kept" in done.stderr and not list(cli.runs.iterdir())
-    told = json.loads(cli.run("explain", "--json").stdout)
-    assert told["source"] == "the last failed start, of mine: its error and its worker.log"
+    reported = json.loads(cli.run("explain", "--json").stdout)
+    assert reported["source"] == "the last failed start, of mine: its error and its worker.log"
 
 
 @pytest.mark.parametrize("stage", ["create", "copy", "start"])
@@ -132,8 +132,8 @@ def test_a_failed_start_takes_the_place_of_the_one_before(cli: Any) -> None:
     assert json.loads((folder / "run.json").read_text())["id"] == "again"
     assert [path.name for path in folder.parent.iterdir() if "failed" in path.name] == [folder.name]
     assert not list(cli.runs.iterdir())
-    told = cli.run("explain").stdout
-    assert told.startswith("Read: the last failed start, of mine")
+    reported = cli.run("explain").stdout
+    assert reported.startswith("Read: the last failed start, of mine")
     # Its name is free again.
     assert cli.run(*cli.train("--name", "again")).returncode == 0
 
@@ -374,7 +374,7 @@ def test_stop_says_so_when_a_run_does_not(tmp_path: Path, monkeypatch: pytest.Mo
     folder = create_run(header, tmp_path)
     lock = folder.lock()
     assert lock.acquire()
-    with pytest.raises(RunFailed, match="has not stopped within") as told:
+    with pytest.raises(RunFailed, match="has not stopped within") as reported:
         runs_api.stop(str(folder.path))
-    assert told.value.rule == "run-does-not-stop" and folder.stop.exists()
+    assert reported.value.rule == "run-does-not-stop" and folder.stop.exists()
     lock.release()

@@ -167,7 +167,7 @@ def test_prices_and_workers_as_they_are_typed() -> None:
         lambda: parse_energy_price("0.3/h"),
     ],
 )
-def test_what_cannot_be_read_is_told(parse: Any) -> None:
+def test_what_cannot_be_read_is_reported(parse: Any) -> None:
     with pytest.raises(UsageError) as caught:
         parse()
     assert caught.value.rule == "bad-forecast"
@@ -177,9 +177,9 @@ def test_command_predicts_from_a_run_and_says_what_it_does_not_know(cli: Any) ->
     assert cli.run("cluster", "predict").returncode == 2
     assert cli.run(*cli.train()).returncode == 0
     done = cli.run("cluster", "predict", "--json")
-    told = json.loads(done.stdout)
-    assert [row["workers"] for row in told["rows"]] == [1, 2, 4, 8]
-    assert told["is_power_measured"] and told["rates"]["power_w"] == 120
+    reported = json.loads(done.stdout)
+    assert [row["workers"] for row in reported["rows"]] == [1, 2, 4, 8]
+    assert reported["is_power_measured"] and reported["rates"]["power_w"] == 120
     given = cli.run("cluster", "predict", "--power", "1.5kW", "--energy-price", "0.3")
     assert "1,500 W" in given.stdout and "cost: give" not in given.stdout
 
@@ -195,8 +195,8 @@ def test_command_takes_shares_from_a_run_in_micro_batches_of_their_size(cli: Any
     # Another experiment's, by its parameters, tells nothing of this one.
     assert cli.run(*cli.train("--use", "micro_batch_size=2", pause=0.01)).returncode == 0
     done = cli.run("cluster", "predict", "whole", "--workers", "2,4", "--json")
-    told = json.loads(done.stdout)
-    assert [one["micro_batch_size"] for one in told["smaller"]] == [4]
-    assert [row["is_shown"] for row in told["rows"]] == [True, True, False]
+    reported = json.loads(done.stdout)
+    assert [one["micro_batch_size"] for one in reported["smaller"]] == [4]
+    assert [row["is_shown"] for row in reported["rows"]] == [True, True, False]
     weak = cli.run("cluster", "predict", "whole", "--scaling", "weak", "--json")
     assert json.loads(weak.stdout)["smaller"] == []

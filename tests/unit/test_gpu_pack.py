@@ -27,12 +27,12 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_what_is_missing_is_unpacked(pack: Path) -> None:
     python = gpu_pack.prepared(sys.executable)
     assert python != sys.executable
-    told = subprocess.run(
+    reported = subprocess.run(
         [python, "-c", "import never_made, pytest; print(never_made.version, pytest.__version__)"],
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert told.stdout.strip() == f"of the pack {pytest.__version__}"
+    assert reported.stdout.strip() == f"of the pack {pytest.__version__}"
     assert not (pack / "unpacked" / "pytest").exists()
     assert gpu_pack.prepared(sys.executable) == python
 

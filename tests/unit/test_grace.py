@@ -137,11 +137,11 @@ def test_a_rank_that_hangs_when_all_is_done_is_ended(
     assert clock.elapsed_s() - began_s < 60
 
 
-def test_ranks_that_cannot_be_started_are_told_and_leave_nobody(
+def test_ranks_that_cannot_be_started_are_reported_and_leave_nobody(
     folder: RunFolder, lifeline: Lifeline
 ) -> None:
     hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert launched(folder, lifeline, hangs, ["/no/such/program"]) == 1
-    told = atomic_files.read_lines(folder.events, Event)[-1]
-    assert isinstance(told, Failed) and told.finding.rule == "ranks-not-placed"
-    assert told.finding.problem == "rank 1 of 2 could not be started."
+    reported = atomic_files.read_lines(folder.events, Event)[-1]
+    assert isinstance(reported, Failed) and reported.finding.rule == "ranks-not-placed"
+    assert reported.finding.problem == "rank 1 of 2 could not be started."

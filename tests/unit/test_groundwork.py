@@ -91,9 +91,9 @@ def test_files_that_are_another_are_not_overwritten(tmp_path: Path) -> None:
     host_api.write_files(texts, tmp_path)
     host_api.write_files(texts, tmp_path)
     (tmp_path / "Dockerfile").write_text("mine")
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         host_api.write_files({"new": "", **texts}, tmp_path)
-    assert told.value.rule == "file-exists" and not (tmp_path / "new").exists()
+    assert reported.value.rule == "file-exists" and not (tmp_path / "new").exists()
     host_api.write_files(texts, tmp_path, is_forced=True)
     assert (tmp_path / "Dockerfile").read_text() == "FROM a\n"
 
@@ -105,9 +105,9 @@ def test_setup_script_replaces_its_earlier_edition_and_nothing_else(tmp_path: Pa
     assert (tmp_path / "setup.ps1").read_text().startswith("# Update")
     (tmp_path / "install.sh").write_text("#!/bin/sh\n# Installs what this project needs.\n")
     texts = {"setup.ps1": script, "install.sh": "#!/bin/sh\n# Installs flatout for one person.\n"}
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         host_api.write_script(texts, tmp_path)
-    assert told.value.rule == "file-exists" and "--force" not in (told.value.fix or "")
+    assert reported.value.rule == "file-exists" and "--force" not in (reported.value.fix or "")
     assert "project" in (tmp_path / "install.sh").read_text()
 
 
@@ -124,9 +124,11 @@ def test_option_without_effect_is_named() -> None:
 def test_export_writes_what_fits_this_machine(cli: Any) -> None:
     done = cli.run("setup", "export", "conda", "--in", "files", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert list(told["files"]) == ["environment.yml"]
-    assert (cli.folder / "files/environment.yml").read_text() == told["files"]["environment.yml"]
+    reported = json.loads(done.stdout)
+    assert list(reported["files"]) == ["environment.yml"]
+    assert (cli.folder / "files/environment.yml").read_text() == reported["files"][
+        "environment.yml"
+    ]
 
 
 def test_export_needs_an_environment_for_a_kernel(cli: Any) -> None:

@@ -228,11 +228,11 @@ def test_a_script_ends_with_the_command_that_has_started_it(
 ) -> None:
     (cli.folder / "train.py").write_text(SCRIPT)
     process = cli.start(*LAUNCH, "train.py", str(cli.folder), **cluster)
-    told = [cli.folder / rank for rank in ("0", "1")]
-    wait_until(lambda: all(one.exists() and one.read_text() for one in told))
+    reported = [cli.folder / rank for rank in ("0", "1")]
+    wait_until(lambda: all(one.exists() and one.read_text() for one in reported))
     process.kill()
     process.communicate()
-    wait_until(lambda: not any(psutil.pid_exists(int(one.read_text())) for one in told))
+    wait_until(lambda: not any(psutil.pid_exists(int(one.read_text())) for one in reported))
 
 
 def job(docker: dict[str, str], folder: Path, *programs: str) -> NodeJob:
@@ -270,9 +270,9 @@ def test_nodes_end_when_one_of_them_has_failed(
     made = job(docker, run, SLEEP, "import sys; sys.exit(10)")
     wait_until(lambda: not made.is_running())
     assert made.exit_code() == RANK_DIED
-    told = job(docker, run, "import sys; sys.exit(2)", "import sys; sys.exit(10)")
-    wait_until(lambda: not told.is_running())
-    assert told.exit_code() == 2
+    reported = job(docker, run, "import sys; sys.exit(2)", "import sys; sys.exit(10)")
+    wait_until(lambda: not reported.is_running())
+    assert reported.exit_code() == 2
 
 
 def test_end_leaves_other_runs_alone(tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ def test_ranks_are_spread_over_nodes() -> None:
     assert counts(mixed, 0) == {"b-1": 1}
     assert counts(mixed, 0, "cpu") == {"a-1": 1, "b-1": 1}
     assert counts(mixed, 3, "cpu") == {"a-1": 2, "b-1": 1}
-    with pytest.raises(UsageError, match="too few GPUs for 2 ranks") as told:
+    with pytest.raises(UsageError, match="too few GPUs for 2 ranks") as reported:
         rank_assignment.ranks_of(mixed, 2, "auto")
-    assert "each needs one GPU, and the nodes have 1" in str(told.value)
-    assert "--device cpu" in str(told.value)
+    assert "each needs one GPU, and the nodes have 1" in str(reported.value)
+    assert "--device cpu" in str(reported.value)
 
 
 def test_of_nodes_that_share_a_gpu_one_has_a_rank() -> None:

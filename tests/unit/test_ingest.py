@@ -100,7 +100,7 @@ def test_images_keep_their_bytes_and_their_class(tmp_path: Path) -> None:
     verify(tmp_path / "shards", done.manifest.shards)
 
 
-def test_images_in_no_class_are_told(tmp_path: Path) -> None:
+def test_images_in_no_class_are_reported(tmp_path: Path) -> None:
     write_images(tmp_path / "stones")
     Image.new("RGB", (12, 10)).save(tmp_path / "stones/loose.png")
     source = listing.scan_source(IngestRequest(source=str(tmp_path / "stones"), dest=""))
@@ -116,10 +116,10 @@ def test_bad_images_are_kept_aside_with_the_reason(tmp_path: Path) -> None:
     done = carried_out(tmp_path / "stones", tmp_path / "shards", most_rejected=0.5)
     assert sum(done.manifest.counts.values()) == 12
     assert done.manifest.num_rejected == 3
-    told = {one["place"]: one["reason"] for one in rejected_in(tmp_path / "shards")}
-    assert told.keys() == {"basalt/cut.png", "marble/none.jpg", "marble/empty.jpg"}
-    assert told["marble/none.jpg"] == "it is not an image"
-    assert told["marble/empty.jpg"] == "it is empty"
+    reported = {one["place"]: one["reason"] for one in rejected_in(tmp_path / "shards")}
+    assert reported.keys() == {"basalt/cut.png", "marble/none.jpg", "marble/empty.jpg"}
+    assert reported["marble/none.jpg"] == "it is not an image"
+    assert reported["marble/empty.jpg"] == "it is empty"
 
 
 def test_too_many_bad_records_publish_nothing(tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_csv_rows_that_do_not_fit_are_left_out_with_their_line(tmp_path: Path) -
         {"area": "60", "district": None, "rent": 800.0},
         {"area": "90", "district": "edge", "rent": 1000.0},
     ]
-    told = [(one["place"], one["reason"]) for one in rejected_in(tmp_path / "shards")]
-    assert ("flats.csv: line 3", "it has 2 values, not 3") in told
-    assert any(place == "flats.csv: line 7" and "district" in reason for place, reason in told)
-    assert ("flats.csv", "it has no values") in told
-    assert len(told) == 3
+    reported = [(one["place"], one["reason"]) for one in rejected_in(tmp_path / "shards")]
+    assert ("flats.csv: line 3", "it has 2 values, not 3") in reported
+    assert any(place == "flats.csv: line 7" and "district" in reason for place, reason in reported)
+    assert ("flats.csv", "it has no values") in reported
+    assert len(reported) == 3
 
 
-def test_csv_columns_are_told_by_all_files_together(tmp_path: Path) -> None:
+def test_csv_columns_are_reported_by_all_files_together(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.csv").write_text("number,text\n1,2020-01-01\n2,2020-01-02\n")
     (tmp_path / "in/b.csv").write_text("number,text\n1.5,hello\n")
@@ -226,10 +226,10 @@ def test_csv_value_that_the_beginning_did_not_announce(
     (tmp_path / "n.csv").write_text("\n".join(lines) + "\n")
     done = carried_out(tmp_path / "n.csv", tmp_path / "shards")
     assert sum(done.manifest.counts.values()) == 101
-    (told,) = rejected_in(tmp_path / "shards")
-    assert told["place"] == "n.csv: line 102"
-    assert told["reason"] == "number: 'late text' is not int64"
-    assert told["content"] == "late text"
+    (reported,) = rejected_in(tmp_path / "shards")
+    assert reported["place"] == "n.csv: line 102"
+    assert reported["reason"] == "number: 'late text' is not int64"
+    assert reported["content"] == "late text"
 
 
 def test_parquet_keeps_types_that_csv_does_not_know(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_parquet_row_group_that_cannot_be_read_is_left_out(tmp_path: Path) -> No
     done = carried_out(path, tmp_path / "shards", most_rejected=0.5)
     assert sum(done.manifest.counts.values()) == 900
     assert done.manifest.num_rejected == 100
-    (told,) = rejected_in(tmp_path / "shards")
-    assert told["place"] == "t.parquet: row group 3"
+    (reported,) = rejected_in(tmp_path / "shards")
+    assert reported["place"] == "t.parquet: row group 3"
 
 
 def test_rows_of_equal_key_stay_together(tmp_path: Path) -> None:
@@ -325,8 +325,8 @@ def test_settings_without_effect_are_warned_of(tmp_path: Path) -> None:
         source=str(tmp_path / "digits"), dest=str(tmp_path / "shards"), workers=1, test=0.3,
         address="somewhere:1",
     )  # fmt: skip
-    told = [line.finding for line in ingest(request) if isinstance(line, Noted)]
-    assert [(one.rule, one.severity) for one in told] == [
+    reported = [line.finding for line in ingest(request) if isinstance(line, Noted)]
+    assert [(one.rule, one.severity) for one in reported] == [
         ("option-without-effect", "warning"), ("option-without-effect", "warning"),
         ("files-left-out", "note"),
     ]  # fmt: skip
@@ -340,7 +340,7 @@ def test_part_of_a_key_follows_the_shares() -> None:
     }
 
 
-def test_image_that_is_whole_is_told_from_one_that_is_not() -> None:
+def test_image_that_is_whole_is_reported_from_one_that_is_not() -> None:
     from flatout.engine.ingest.readers import _what_is_wrong
 
     stream = io.BytesIO()

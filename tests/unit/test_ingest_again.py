@@ -153,7 +153,7 @@ def test_broken_off_ingestion_goes_on(tmp_path: Path) -> None:
     assert everything_in(tmp_path / "shards") == everything_in(tmp_path / "fresh")
 
 
-def test_lost_and_damaged_shards_are_told_and_made_anew(tmp_path: Path) -> None:
+def test_lost_and_damaged_shards_are_reported_and_made_anew(tmp_path: Path) -> None:
     write_table(tmp_path / "a.csv", 100)
     done = carried_out(tmp_path / "a.csv", tmp_path / "shards")
     path = tmp_path / "shards" / done.manifest.shards[0].file

@@ -168,7 +168,7 @@ def test_rest_of_something_else_is_fetched_once_more(
     assert disk.num_asked == 2
 
 
-def test_server_that_is_not_reached_is_told(functions: tuple[str, str]) -> None:
+def test_server_that_is_not_reached_is_reported(functions: tuple[str, str]) -> None:
     for archive in ("", WHOLE[:5]):
         disk = Disk(archive=archive, is_reached=False)
         with pytest.raises(Failed, match="could not download"):

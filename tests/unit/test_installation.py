@@ -135,5 +135,5 @@ def test_read_receipt_when_it_is_strange(tmp_path: Path) -> None:
     path = tmp_path / "receipt"
     assert installation.read_receipt(path) == {}
     path.write_bytes(b"environment: /a: b\nsha256: \nnonsense\n\xff\xfe: x\n")
-    told = installation.read_receipt(path)
-    assert told["environment"] == "/a: b" and told["sha256"] == ""
+    reported = installation.read_receipt(path)
+    assert reported["environment"] == "/a: b" and reported["sha256"] == ""

@@ -70,7 +70,7 @@ def failure_of(asked: LaunchRequest, events: list[NodeEvent]) -> FlatoutError:
     return caught.value
 
 
-def test_every_node_is_told_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_node_is_reported_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     events = list(launch(request(tmp_path, TOLD, nodes=3)))
     started, *rest = events
@@ -118,14 +118,15 @@ def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
     import psutil
 
     (tmp_path / "s.py").write_text(LEAVES_A_CHILD)
-    told = tmp_path / "child"
+    reported = tmp_path / "child"
     with NodeProcesses(
-        [NodeCommand(argv=(sys.executable, str(tmp_path / "s.py"), str(told)))], tmp_path / "logs"
+        [NodeCommand(argv=(sys.executable, str(tmp_path / "s.py"), str(reported)))],
+        tmp_path / "logs",
     ):
         until_s = clock.elapsed_s() + 30
-        while not (told.exists() and told.read_text()) and clock.elapsed_s() < until_s:
+        while not (reported.exists() and reported.read_text()) and clock.elapsed_s() < until_s:
             clock.sleep_s(0.05)
-    child = int(told.read_text())
+    child = int(reported.read_text())
     until_s = clock.elapsed_s() + 10
     while psutil.pid_exists(child) and clock.elapsed_s() < until_s:
         if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
@@ -145,9 +146,9 @@ def test_script_that_is_not_there(tmp_path: Path) -> None:
     assert failure_of(asked, []).rule == "script-not-found"
 
 
-def test_tensorflow_is_told_all_workers_and_its_own_place() -> None:
-    told = rendezvous("tensorflow", PLACES)
-    assert [json.loads(one["TF_CONFIG"]) for one in told] == [
+def test_tensorflow_is_reported_all_workers_and_its_own_place() -> None:
+    reported = rendezvous("tensorflow", PLACES)
+    assert [json.loads(one["TF_CONFIG"]) for one in reported] == [
         {
             "cluster": {"worker": ["one:1001", "two:1002"]},
             "task": {"type": "worker", "index": node},
@@ -156,19 +157,19 @@ def test_tensorflow_is_told_all_workers_and_its_own_place() -> None:
     ]
 
 
-def test_paddle_is_told_its_endpoint_among_all() -> None:
-    told = rendezvous("paddle", PLACES)
-    assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1"]
-    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in told] == ["one:2001", "two:2002"]
-    for one in told:
+def test_paddle_is_reported_its_endpoint_among_all() -> None:
+    reported = rendezvous("paddle", PLACES)
+    assert [one["PADDLE_TRAINER_ID"] for one in reported] == ["0", "1"]
+    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in reported] == ["one:2001", "two:2002"]
+    for one in reported:
         assert one["PADDLE_MASTER"] == "one:1001"
         assert one["PADDLE_TRAINER_ENDPOINTS"] == "one:2001,two:2002"
 
 
-def test_torch_is_told_ranks_as_torchrun_tells_them() -> None:
-    told = rendezvous("torch", PLACES)
-    assert [one["RANK"] for one in told] == ["0", "1"]
-    for one in told:
+def test_torch_is_reported_ranks_as_torchrun_tells_them() -> None:
+    reported = rendezvous("torch", PLACES)
+    assert [one["RANK"] for one in reported] == ["0", "1"]
+    for one in reported:
         assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("one", "1001")
         assert (one["WORLD_SIZE"], one["NNODES"], one["LOCAL_RANK"]) == ("2", "2", "0")
 
@@ -186,7 +187,7 @@ def test_ports_are_free_and_different() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that end a process")
-def test_node_that_is_killed_is_told_as_such(tmp_path: Path) -> None:
+def test_node_that_is_killed_is_reported_as_such(tmp_path: Path) -> None:
     text = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     error = failure_of(request(tmp_path, text, nodes=1), [])
     assert "was killed by SIGKILL" in error.problem

@@ -232,7 +232,7 @@ def on_terminal(cli: Any, *words: str) -> str:
         stdout=child, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     os.close(child)
-    told = b""
+    reported = b""
     while True:
         try:
             part = os.read(parent, 65536)
@@ -240,7 +240,7 @@ def on_terminal(cli: Any, *words: str) -> str:
             break
         if not part:
             break
-        told += part
+        reported += part
     assert process.wait(60) == 0
     os.close(parent)
-    return told.decode().replace("\r\n", "\n")
+    return reported.decode().replace("\r\n", "\n")

@@ -51,7 +51,7 @@ def put(name: str, folder: Path | None = None) -> MadeEnvironment:
         index=None,
         installer="pip",
         machine="driver none",
-        wish=EnvironmentSpec(framework="jax"),
+        spec=EnvironmentSpec(framework="jax"),
         pins=(PIN,),
         size_bytes=5,
         made_at="2026-01-01",

@@ -123,9 +123,9 @@ def test_goals_that_are_missed(
     report: Any, seconds: dict[str, float], search_s: float, missed: list[str]
 ) -> None:
     found = report.summary([result(report, seconds, search_s=search_s)])
-    told = [text for text, is_reached in found.goals() if not is_reached]
-    assert len(told) == len(missed)
-    assert all(any(word in text for text in told) for word in missed)
+    reported = [text for text, is_reached in found.goals() if not is_reached]
+    assert len(reported) == len(missed)
+    assert all(any(word in text for text in reported) for word in missed)
 
 
 def test_table_tells_the_choice_in_few_words(report: Any) -> None:
@@ -154,7 +154,7 @@ def test_blocks_are_disturbed_where_others_have_more_than_a_tenth_of_a_core(repo
     assert report.disturbed_share([measured]) == 0.5
 
 
-def test_fields_that_a_plain_loop_has_too_are_not_told(report: Any) -> None:
+def test_fields_that_a_plain_loop_has_too_are_not_reported(report: Any) -> None:
     fields = {"precision": "fp32", "attention": "math", "micro_batch_size": 4, "loader_workers": 2}
     assert report.fields_text(fields) == "attention math, micro_batch_size 4, workers 2"
     assert report.fields_text({"precision": "fp32", "loader_workers": 0}) == "flatout's loop"

@@ -56,7 +56,7 @@ def ask(
     return LocalSystem().run([sys.executable, "-P", "-m", "flatout.system.nvml_child"], timeout_s)
 
 
-def test_nvml_when_some_fields_are_not_told(
+def test_nvml_when_some_fields_are_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = parse_nvml(ask(tmp_path, LIBRARY, monkeypatch))
@@ -100,9 +100,9 @@ def test_nvml_when_some_fields_are_not_told(
 def test_nvml_when_it_fails(
     library: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = parse_nvml(ask(tmp_path, library, monkeypatch))
-    assert isinstance(told, str)
-    assert reason in told
+    reported = parse_nvml(ask(tmp_path, library, monkeypatch))
+    assert isinstance(reported, str)
+    assert reason in reported
 
 
 def test_nvml_when_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

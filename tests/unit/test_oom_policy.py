@@ -197,7 +197,7 @@ def test_growth_is_that_of_the_history(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_adaptation_is_told_in_a_sentence(one: OomAdaptation, text: str) -> None:
+def test_adaptation_is_reported_in_a_sentence(one: OomAdaptation, text: str) -> None:
     assert adaptation_text(one) == text
 
 

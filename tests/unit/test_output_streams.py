@@ -30,11 +30,11 @@ def ended(line: str, tmp_path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", ["--help", "data list", "docs", "data list --json"])
-def test_full_disk_behind_standard_output_is_told(command: str, tmp_path: Path) -> None:
-    code, told = ended(f"{_FLATOUT} {command} >/dev/full", tmp_path)
+def test_full_disk_behind_standard_output_is_reported(command: str, tmp_path: Path) -> None:
+    code, reported = ended(f"{_FLATOUT} {command} >/dev/full", tmp_path)
     assert code == 1
-    assert "error: cannot write to standard output." in told
-    assert "No space left on device" in told
+    assert "error: cannot write to standard output." in reported
+    assert "No space left on device" in reported
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -50,7 +50,7 @@ def test_reader_that_has_seen_enough_ends_a_command_as_it_ends_git(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "told"),
+    ("number", "code", "reported"),
     [
         (errno.ENOSPC, 1, "error: no space left to write a file."),
         (errno.EIO, 3, "error: this is a bug in flatout"),
@@ -58,7 +58,7 @@ def test_reader_that_has_seen_enough_ends_a_command_as_it_ends_git(
     ],
 )
 def test_file_that_cannot_be_written_is_not_taken_for_standard_output(
-    number: int, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    number: int, code: int, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def fail(*_: object, **__: object) -> None:
@@ -69,13 +69,13 @@ def test_file_that_cannot_be_written_is_not_taken_for_standard_output(
     monkeypatch.setattr(cli_main.main, "main", fail)
     write = sys.stdout.write
     assert cli_main.run(["runs"]) == code
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
     assert sys.stdout.write == write
 
 
-def test_deleted_current_folder_is_told(tmp_path: Path) -> None:
+def test_deleted_current_folder_is_reported(tmp_path: Path) -> None:
     line = f"mkdir gone && cd gone && rmdir ../gone && {_FLATOUT}"
-    code, told = ended(f"{line} runs", tmp_path)
+    code, reported = ended(f"{line} runs", tmp_path)
     assert code == 2
-    assert "error: the current folder no longer exists." in told
+    assert "error: the current folder no longer exists." in reported
     assert ended(f"{line} --version", tmp_path) == (0, "")

@@ -30,41 +30,43 @@ def place(rank: int, size: int) -> RankEnv:
     return RankEnv(rank=rank, size=size, local_rank=rank, host="127.0.0.1", port=0)
 
 
-def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
+def test_who_does_not_wait_is_waited_for_and_reported_once() -> None:
     store = Store()
-    told: list[Finding] = []
+    reported: list[Finding] = []
     first, second = (WaitWatchdog(store, place(rank, 3)) for rank in (0, 1))
-    first.begin(told.append, report_after_s=0.3)
+    first.begin(reported.append, report_after_s=0.3)
     second.begin(lambda finding: None, report_after_s=0.3)
     # An update ago the third was there, too.
     store.set("waits/2", "6")
     for one in (first, second):
         one.meeting, one.since_s = 7, elapsed_s()
     time.sleep(0.8)
-    assert [one.rule for one in told] == ["rank-late"]
-    assert "waiting for rank 2 of 3" in told[0].problem and "600 s at most" in told[0].problem
+    assert [one.rule for one in reported] == ["rank-late"]
+    assert (
+        "waiting for rank 2 of 3" in reported[0].problem and "600 s at most" in reported[0].problem
+    )
     first.meeting, first.since_s = 8, None
     time.sleep(0.5)
-    assert len(told) == 1, "it waits no more"
+    assert len(reported) == 1, "it waits no more"
     first.end()
     second.end()
 
 
-def test_all_that_wait_are_not_told_to_be_late() -> None:
+def test_all_that_wait_are_not_reported_to_be_late() -> None:
     assert "waiting for any of 2 ranks" in late_ranks([], place(0, 2), 10.0).problem
 
 
-def test_a_long_wait_is_told_however_many_there_were_before() -> None:
-    told: list[Finding] = []
+def test_a_long_wait_is_reported_however_many_there_were_before() -> None:
+    reported: list[Finding] = []
     patience = WaitWatchdog(Store(), place(0, 2))
-    patience.begin(told.append, report_after_s=1.0)
+    patience.begin(reported.append, report_after_s=1.0)
 
     def waits(meeting: int, since_s: float) -> int:
         # As if it waited so long by now.
         patience.meeting, patience.since_s = meeting, elapsed_s() - since_s
         time.sleep(0.25)
         patience.since_s = None
-        return len(told)
+        return len(reported)
 
     assert [waits(meeting, 1.5) for meeting in range(6)] == [1, 2, 3, 4, 5, 5]
     assert waits(6, OFTEN_FACTOR) == 6

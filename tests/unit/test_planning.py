@@ -17,7 +17,7 @@ from flatout.doctor.diagnose import case_from_text, diagnose
 from flatout.doctor.fix.plan import with_plans
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.model.fix_plan import by_hand, mended, repairs
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.schema.environment_facts import Environment
 from flatout.schema.finding import WSLCONFIG, Finding, Fix
 from flatout.schema.machine import Host, Machine
@@ -25,6 +25,8 @@ from flatout.schema.plan import Block, Edit, Entry, InstallPackages, Plan, PlanS
 from flatout.schema.wsl import Windows, Wsl
 from flatout.system.host_system import RecordedSystem, SystemRecording
 from flatout.system.probes.examination import examine
+
+RULESET = shipped_rules()
 
 CASES = Path(__file__).parents[1] / "cases"
 PYTHON = "/home/ada/.venv/bin/python"
@@ -64,7 +66,7 @@ def diagnoses() -> Iterator[tuple[str, Machine, Diagnosis]]:
     """Those of every text, told on three machines, and of every machine, healthy or not."""
     for path in sorted((CASES / "doctor").glob("*.toml")):
         for case in tomllib.loads(path.read_text(encoding="utf-8"))["case"]:
-            found = diagnose(case_from_text([case["text"].encode()], RULES), RULES)
+            found = diagnose(case_from_text([case["text"].encode()], RULESET), RULESET)
             for name, machine in MACHINES.items():
                 yield f"{case['name']} on {name}", machine, with_plans(found, machine, "ada")
     healthy: dict[str, Machine] = {}
@@ -252,7 +254,7 @@ def test_edit_of_windows_names_the_file_of_whoever_is_logged_in() -> None:
     assert planned(fix, UBUNTU).plan is None
 
 
-def test_docker_is_told_of_the_runtime_by_an_edit() -> None:
+def test_docker_is_reported_of_the_runtime_by_an_edit() -> None:
     fix = asked("sudo nvidia-ctk runtime configure --runtime=docker",
                 "sudo systemctl restart docker", where="host")  # fmt: skip
     steps = planned(fix).plan.steps  # type: ignore[union-attr]
@@ -285,10 +287,10 @@ def finding(rule: str, *fixes: Fix, severity: str = "error") -> Finding:
 def test_repairs_take_the_safest_once_and_restart_last() -> None:
     restart = planned(asked("wsl --shutdown", where="powershell"), UNDER_WSL)
     install, remove = planned(asked("pip install a")), planned(asked("pip uninstall a"))
-    told = Fix(text="think")
+    reported = Fix(text="think")
     findings = (
         finding("one-rule", restart), finding("two-rule", remove, install),
-        finding("three-rule", restart), finding("four-rule", told),
+        finding("three-rule", restart), finding("four-rule", reported),
         finding("five-rule", install, severity="note"),
     )  # fmt: skip
     found = repairs(findings)

@@ -121,7 +121,7 @@ LINES = [
 
 @needs_matplotlib
 @pytest.mark.parametrize(
-    ("lines", "told", "names"),
+    ("lines", "reported", "names"),
     [
         ([], results(), []),
         ([progress(5)], results(), ["curves"]),
@@ -138,12 +138,16 @@ LINES = [
     ],
 )  # fmt: skip
 def test_what_is_there_is_drawn(
-    make_run: Callable[..., Run], tmp_path: Path, lines: list[Any], told: Results, names: list[str]
+    make_run: Callable[..., Run],
+    tmp_path: Path,
+    lines: list[Any],
+    reported: Results,
+    names: list[str],
 ) -> None:
     stale = tmp_path / "plots" / "old.png"
     stale.parent.mkdir()
     stale.touch()
-    drawn = plots.draw(make_run("running", validated(20, loss=1.0)), lines, told)
+    drawn = plots.draw(make_run("running", validated(20, loss=1.0)), lines, reported)
     assert drawn == [tmp_path / "plots" / f"{name}.png" for name in names]
     assert sorted(stale.parent.iterdir()) == sorted(drawn)
     for file in drawn:
@@ -161,7 +165,7 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(make_run: Callable[...,
 
 
 @needs_matplotlib
-def test_what_matplotlib_cannot_draw_is_told(make_run: Callable[..., Run]) -> None:
+def test_what_matplotlib_cannot_draw_is_reported(make_run: Callable[..., Run]) -> None:
     line = msgspec.structs.replace(classified(2), counts=((0, 0, 1), (0, 7, 1)))
     with pytest.raises(RunFailed) as caught:
         plots.draw(make_run(), [], results(line))
@@ -169,7 +173,7 @@ def test_what_matplotlib_cannot_draw_is_told(make_run: Callable[..., Run]) -> No
 
 
 @needs_matplotlib
-def test_a_matplotlib_that_is_broken_is_told(
+def test_a_matplotlib_that_is_broken_is_reported(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", ModuleType("figure"))

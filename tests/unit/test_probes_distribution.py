@@ -73,7 +73,7 @@ def test_source_of_nvidia_is_signed_when_it_names_a_key(text: str, signed: list[
     assert nvidia_sources(text) == signed
 
 
-def test_old_source_without_keyring_is_told() -> None:
+def test_old_source_without_keyring_is_reported() -> None:
     files = {
         "/var/lib/dpkg/status": "Package: libc6\nStatus: install ok installed\n",
         "/etc/apt/sources.list.d/cuda.list": OLD_SOURCE,
@@ -175,7 +175,7 @@ def test_programs_of_windows_are_those_found_first() -> None:
     assert programs_on_drives(system(files=other, environment={"PATH": "/drives/c/x"})) == ("nvcc",)
 
 
-def test_speed_is_told_or_why_not() -> None:
+def test_speed_is_reported_or_why_not() -> None:
     disk = Disk(role="data")
     done = Completed(
         stdout=json.dumps({"small_files_bytes_s": 1e6, "stream_bytes_s": 2e9}), exit_code=0

@@ -31,8 +31,8 @@ def test_parse_nvml_when_the_child_failed(exit_code: int, stderr: str, reason: s
 
 
 def test_parse_nvml_when_a_field_has_the_wrong_kind() -> None:
-    told = {"driver": "581.42", "cuda": "13.0", "gpus": [{"name": 7}], "unread": {}}
-    found = parse_nvml(Completed(exit_code=0, stdout=json.dumps(told)))
+    reported = {"driver": "581.42", "cuda": "13.0", "gpus": [{"name": 7}], "unread": {}}
+    found = parse_nvml(Completed(exit_code=0, stdout=json.dumps(reported)))
     assert isinstance(found, str)
     assert "cannot read its answer" in found
 
@@ -60,15 +60,15 @@ def test_probe_gpus_starts_no_process_when_there_is_nothing_to_ask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "reported"),
     [
         ("/dev/dxg", "WSL passes a GPU through"),
         ("/dev/nvidiactl", "the kernel has NVIDIA's driver"),
     ],
 )
-def test_probe_gpus_when_only_the_kernel_knows_of_one(path: str, told: str) -> None:
+def test_probe_gpus_when_only_the_kernel_knows_of_one(path: str, reported: str) -> None:
     recording = SystemRecording(platform="linux", calls=CALLS, files={path: None})
-    assert told in probe_gpus(RecordedSystem(recording)).unread["gpus"]
+    assert reported in probe_gpus(RecordedSystem(recording)).unread["gpus"]
 
 
 def test_probe_gpus_finds_the_program_when_it_is_in_path_only() -> None:

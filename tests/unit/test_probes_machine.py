@@ -99,7 +99,7 @@ def test_probe_is_quick_when_there_is_no_gpu() -> None:
     assert time.perf_counter() - began < 0.3
 
 
-def test_probe_asks_another_interpreter_when_told() -> None:
+def test_probe_asks_another_interpreter_when_reported() -> None:
     machine = probe(LocalSystem(), "/nowhere/python")
     assert machine.python == "/nowhere/python"
     assert machine.frameworks == ()

@@ -56,12 +56,12 @@ def test_run_together_when_one_fails_and_one_hangs() -> None:
 
     release = threading.Event()
     began = time.perf_counter()
-    told = run_together({"a": lambda: 1, "b": fail, "c": lambda: release.wait(60)}, 0.3)
+    reported = run_together({"a": lambda: 1, "b": fail, "c": lambda: release.wait(60)}, 0.3)
     assert time.perf_counter() - began < 10
     release.set()
-    assert told["a"] == 1
-    assert told["b"] == Unread("a bug in flatout: ValueError: no")
-    assert told["c"] == Unread("no answer within 0.3 s")
+    assert reported["a"] == 1
+    assert reported["b"] == Unread("a bug in flatout: ValueError: no")
+    assert reported["c"] == Unread("no answer within 0.3 s")
 
 
 OPEN = (
@@ -72,11 +72,11 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [(OPEN, ("570.86.15", "open")), (CLOSED, ("550.54.14", "proprietary")), ("", (None, None))],
 )
-def test_parse_version_file(text: str, told: tuple[str | None, str | None]) -> None:
-    assert module.parse_version_file(text) == told
+def test_parse_version_file(text: str, reported: tuple[str | None, str | None]) -> None:
+    assert module.parse_version_file(text) == reported
 
 
 def test_probe_module_when_nouveau_holds_the_gpu() -> None:

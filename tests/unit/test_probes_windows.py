@@ -58,12 +58,12 @@ def test_parse_version_of_wsl_in_any_language(text: str, version: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("told", "driver"),
+    ("reported", "driver"),
     [("32.0.15.8142", "581.42"), ("31.0.15.3623", "536.23"), ("27.21.14.5671", "456.71"),
      ("", None), ("x", None)],
 )  # fmt: skip
-def test_parse_driver_as_windows_counts(told: str, driver: str | None) -> None:
-    assert parse_driver(told) == driver
+def test_parse_driver_as_windows_counts(reported: str, driver: str | None) -> None:
+    assert parse_driver(reported) == driver
 
 
 def test_parse_registry() -> None:

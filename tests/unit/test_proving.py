@@ -42,7 +42,7 @@ def losses_by_hand() -> list[float]:
     return found
 
 
-def told(**values: object) -> str:
+def reported(**values: object) -> str:
     return "something printed before\n" + json.dumps({"version": "1.0", **values})
 
 
@@ -53,13 +53,13 @@ def test_expected_losses_are_those_of_the_problem() -> None:
 
 
 def test_judge_when_right_on_the_cpu() -> None:
-    proof = judge(told(cpu=EXPECTED), "cpu", "now")
+    proof = judge(reported(cpu=EXPECTED), "cpu", "now")
     assert (proof.device, proof.deviation) == ("cpu", 0.0)
 
 
 def test_judge_when_right_on_the_gpu_within_tf32() -> None:
     rounded = [loss * 1.002 for loss in EXPECTED]
-    proof = judge(told(cpu=EXPECTED, gpu=rounded, device_name="RTX 3060"), "gpu", "now")
+    proof = judge(reported(cpu=EXPECTED, gpu=rounded, device_name="RTX 3060"), "gpu", "now")
     assert proof.device_name == "RTX 3060"
     assert proof.deviation == pytest.approx(0.002)
 
@@ -75,7 +75,7 @@ def test_judge_when_right_on_the_gpu_within_tf32() -> None:
     ],
 )
 def test_judge_when_wrong(values: dict[str, object]) -> None:
-    text = told(**values)
+    text = reported(**values)
     with pytest.raises(RunFailed) as caught:
         judge(text, "gpu" if "gpu" in values or len(values) == 1 else "cpu", "now")
     assert caught.value.rule == "wrong-result"
@@ -130,5 +130,5 @@ def test_paddles_own_check_fails_where_no_device_works(
 
 
 def test_judge_keeps_what_the_framework_says_of_itself() -> None:
-    assert judge(told(cpu=EXPECTED, checks=[SINGLE]), "cpu", "now").checks == (SINGLE,)
-    assert judge(told(cpu=EXPECTED), "cpu", "now").checks == ()
+    assert judge(reported(cpu=EXPECTED, checks=[SINGLE]), "cpu", "now").checks == (SINGLE,)
+    assert judge(reported(cpu=EXPECTED), "cpu", "now").checks == ()

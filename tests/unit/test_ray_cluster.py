@@ -74,9 +74,9 @@ def test_what_each_rank_takes(
 def test_more_ranks_than_room_are_refused_by_what_is_short(
     nodes: list[Bundle], wanted: int, device: str, because: str, fix: str
 ) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         rank_bundles(nodes, wanted, device)
-    assert (told.value.rule, told.value.because, told.value.fix) == (
+    assert (reported.value.rule, reported.value.because, reported.value.fix) == (
         "ranks-do-not-fit", because, fix,
     )  # fmt: skip
 
@@ -91,28 +91,28 @@ def test_threads_are_a_persons_or_a_share(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "60")
     nodes = [node("a"), node("a"), node("b", threads="3")]
 
-    def told(rank: int, *, has_gpu: bool = False) -> dict[str, str]:
+    def reported(rank: int, *, has_gpu: bool = False) -> dict[str, str]:
         return own_variables(
             rank, nodes, {"a": 8, "b": 8}, has_gpu=has_gpu, rendezvous=("host-a", 5000)
         )
 
-    assert [told(rank)["OMP_NUM_THREADS"] for rank in range(3)] == ["4", "4", "3"]
-    assert (told(1)["LOCAL_RANK"], told(1)["LOCAL_WORLD_SIZE"]) == ("1", "2")
+    assert [reported(rank)["OMP_NUM_THREADS"] for rank in range(3)] == ["4", "4", "3"]
+    assert (reported(1)["LOCAL_RANK"], reported(1)["LOCAL_WORLD_SIZE"]) == ("1", "2")
     # Of GPUs it sees its own alone.
-    assert (told(1, has_gpu=True)["LOCAL_RANK"], told(1)["RANK"]) == ("0", "1")
-    assert told(0)["FLATOUT_RANKS_LIMIT_S"] == "60"
+    assert (reported(1, has_gpu=True)["LOCAL_RANK"], reported(1)["RANK"]) == ("0", "1")
+    assert reported(0)["FLATOUT_RANKS_LIMIT_S"] == "60"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert {told(rank)["OMP_NUM_THREADS"] for rank in range(3)} == {"5"}
+    assert {reported(rank)["OMP_NUM_THREADS"] for rank in range(3)} == {"5"}
 
 
 def test_nodes_that_would_train_something_else_are_refused() -> None:
     refuse_unfit([node("a"), node("b")], "/runs/mine-0001")
-    with pytest.raises(UsageError, match="0.0.1 on host-b") as told:
+    with pytest.raises(UsageError, match="0.0.1 on host-b") as reported:
         refuse_unfit([node("a"), node("b", version="0.0.1")], "/runs/mine-0001")
-    assert told.value.rule == "cluster-versions-differ"
-    with pytest.raises(UsageError, match="/runs/mine-0001 is not visible on host-b") as told:
+    assert reported.value.rule == "cluster-versions-differ"
+    with pytest.raises(UsageError, match="/runs/mine-0001 is not visible on host-b") as reported:
         refuse_unfit([node("a"), node("b", sees=False)], "/runs/mine-0001")
-    assert told.value.rule == "run-not-shared"
+    assert reported.value.rule == "run-not-shared"
 
 
 def fake_ray(has_room: list[bool]) -> tuple[Any, list[list[Bundle]]]:
@@ -223,12 +223,12 @@ def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.Mo
         monkeypatch.setenv("RAY_ADDRESS", place)
         carried_out(None)
     assert ray.where == [place, "local", place] and ray.num_left == 3
-    with pytest.raises(RunFailed, match=f"Ray does not answer at {place}") as told:
+    with pytest.raises(RunFailed, match=f"Ray does not answer at {place}") as reported:
         carried_out(None)
-    assert told.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
+    assert reported.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
 
 
-def test_a_ray_that_refuses_is_not_told_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_refuses_is_not_reported_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: Any) -> None:
         raise RuntimeError("Version mismatch: the cluster was started with Python 3.12")
 
@@ -237,9 +237,9 @@ def test_a_ray_that_refuses_is_not_told_as_absent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray_cluster, "ray_module", lambda: ray)
     with socket.create_server(("127.0.0.1", 0)) as head:
         place = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(RunFailed, match=f"cannot connect to Ray at {place}") as told:
+        with pytest.raises(RunFailed, match=f"cannot connect to Ray at {place}") as reported:
             ray_cluster.join(place)
-    assert "Version mismatch" in (told.value.because or "")
+    assert "Version mismatch" in (reported.value.because or "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing can be handed on there")
@@ -263,8 +263,8 @@ def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(
     )
     rank.start([sys.executable, "-c", listens], {"PYTHONPATH": str(SRC)}, str(tmp_path))
     assert rank.wait() == 0
-    told = (tmp_path / "worker.log").read_text()
-    assert (str(place) == told.strip()) == is_own, told
+    reported = (tmp_path / "worker.log").read_text()
+    assert (str(place) == reported.strip()) == is_own, reported
     # It has been let go here, so that it is free once the rank has ended.
     if is_own:
         socket.create_server(place).close()
@@ -300,6 +300,6 @@ def test_a_launcher_that_cannot_start_says_why_in_the_run(
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    (told,) = atomic_files.read_lines(folder.events, Event)
-    assert isinstance(told, Failed) and told.finding.rule == rule
+    (reported,) = atomic_files.read_lines(folder.events, Event)
+    assert isinstance(reported, Failed) and reported.finding.rule == rule
     assert "Traceback" not in done.stderr

@@ -103,9 +103,9 @@ def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
             elif self.path.endswith("/stop"):
                 self.tell(head.stop(self.path.split("/")[-2]))
             else:
-                told = head.submit(body["submission_id"], body["entrypoint"])
+                reported = head.submit(body["submission_id"], body["entrypoint"])
                 time.sleep(head.late_s)
-                self.tell(told)
+                self.tell(reported)
 
         def tell(self, document: dict[str, Any]) -> None:
             self.send_response(200)
@@ -155,9 +155,9 @@ def test_places_are_read(text: str, wanted: Placement) -> None:
     "text", ["rya", "ray:", "ray:0", "cluster:x", "local", "http://head:8265#two", "torchrun:0"]
 )
 def test_places_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         parse_placement(text)
-    assert told.value.rule == "bad-placement"
+    assert reported.value.rule == "bad-placement"
 
 
 def test_train_by_a_job_tells_the_same_as_here(cli: Any, head: tuple[Head, str]) -> None:
@@ -190,7 +190,7 @@ def test_a_job_is_stopped_and_resumed_through_the_runs_folder(
     assert len(ray.entrypoints) == 2 and "--change" in ray.entrypoints[1], again.stderr
 
 
-def test_a_job_that_fails_is_told_with_what_ray_says(
+def test_a_job_that_fails_is_reported_with_what_ray_says(
     cli: Any, head: tuple[Head, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray, address = head
@@ -229,14 +229,14 @@ def test_a_head_that_stumbles_is_asked_again_and_one_that_knows_no_job_has_lost_
     job.kill()
 
 
-def test_a_run_that_the_head_does_not_see_is_told(cli: Any, head: tuple[Head, str]) -> None:
+def test_a_run_that_the_head_does_not_see_is_reported(cli: Any, head: tuple[Head, str]) -> None:
     ray, address = head
     ray.is_blind = True
     done = cli.run("train", cli.experiment, "--on", address)
     assert done.returncode == 1 and "explain run-not-shared" in done.stderr, done.stderr
 
 
-def test_what_a_job_is_told(cli: Any, head: tuple[Head, str]) -> None:
+def test_what_a_job_is_reported(cli: Any, head: tuple[Head, str]) -> None:
     ray, address = head
     words = ["--on", address, "--python", "/no/such/python"]
     done = cli.run("train", cli.experiment, *words, FLATOUT_RANKS_LIMIT_S="60")
@@ -272,7 +272,7 @@ def test_a_job_is_taken_once_by_a_head_that_is_busy(
     assert ray.ids == [first.id, second.id] and second.is_running()
 
 
-def test_a_head_that_goes_is_told_from_a_job_that_fails(
+def test_a_head_that_goes_is_reported_from_a_job_that_fails(
     head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_jobs, "_POLL_EVERY_S", 0.0)
@@ -305,10 +305,10 @@ def test_a_token_is_taken_from_where_ray_has_it(
     assert "first" not in repr(RayHead(address=address, token="first"))
 
 
-def test_no_ray_is_told_with_the_way() -> None:
-    with pytest.raises(RunFailed, match="Ray does not answer at http://127.0.0.1:1") as told:
+def test_no_ray_is_reported_with_the_way() -> None:
+    with pytest.raises(RunFailed, match="Ray does not answer at http://127.0.0.1:1") as reported:
         ray_jobs.version(RayHead(address="http://127.0.0.1:1"))
-    assert "flatout cluster up" in told.value.fix
+    assert "flatout cluster up" in reported.value.fix
 
 
 @pytest.mark.parametrize("text", ["head:8265", "ftp://head", "http://", "http://head:port"])
@@ -317,7 +317,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         ray_jobs.check_address(text)
 
 
-def test_cluster_that_is_not_there_is_told(cli: Any) -> None:
+def test_cluster_that_is_not_there_is_reported(cli: Any) -> None:
     done = cli.run("train", cli.experiment, "--on", "cluster")
     assert done.returncode == 2 and "flatout cluster init" in done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir()), "nothing was made"

@@ -93,8 +93,8 @@ def test_create_run_when_two_processes_want_the_same_id(tmp_path: Path) -> None:
         )
         for _ in range(4)
     ]
-    told = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
-    assert told == ["made", "run-exists", "run-exists", "run-exists"]
+    reported = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
+    assert reported == ["made", "run-exists", "run-exists", "run-exists"]
     assert os.listdir(tmp_path) == ["digits-0001"]
 
 
@@ -303,8 +303,8 @@ def test_link_onto_itself_hides_no_other_run_and_can_be_removed(
     make(tmp_path / "runs", "digits-0001")
     loop = tmp_path / "runs" / "loop"
     loop.symlink_to("loop")
-    told = {run.id: run.status for run in run_reader.list_runs()}
-    assert told == {"digits-0001": "new", "loop": "unreadable"}
+    reported = {run.id: run.status for run in run_reader.list_runs()}
+    assert reported == {"digits-0001": "new", "loop": "unreadable"}
     disk_usage.disk_use()
     (removal,) = listing.find_removals(["loop"])
     run_folder.remove_run(run_folder.RunFolder(Path(removal.folder)))
@@ -339,11 +339,11 @@ def test_link_to_a_disk_that_does_not_answer_hides_no_other_run(
     with monkeypatch.context() as dead:
         dead.setattr(os, "stat", asked)
         dead.setattr(os, "open", opened)
-        told = {run.id: run.status for run in run_reader.list_runs()}
+        reported = {run.id: run.status for run in run_reader.list_runs()}
         disk_usage.disk_use()
         (removal,) = listing.find_removals(["away"])
         run_folder.remove_run(run_folder.RunFolder(Path(removal.folder)))
-    assert told == {"digits-0001": "new", "away": "unreadable"}
+    assert reported == {"digits-0001": "new", "away": "unreadable"}
     assert os.listdir(tmp_path / "runs") == ["digits-0001"] and (tmp_path / "away").is_dir()
 
 

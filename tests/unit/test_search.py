@@ -278,14 +278,14 @@ def test_a_base_that_cannot_be_measured_ends_the_search() -> None:
     assert isinstance(decision, Decision) and decision.is_default and not decision.is_decided
 
 
-def test_the_price_is_told_in_steps() -> None:
+def test_the_price_is_reported_in_steps() -> None:
     decision, history = searched(problem(), speeds(bf16=2.0))
     # A plain step takes 32 ms here; half of it is saved.
     cost_s = sum(result.cost_s for result in history)
     assert decision.pays_back_after_steps == round(cost_s / 0.016) + 1
 
 
-def test_the_price_is_the_whole_one_where_it_is_told() -> None:
+def test_the_price_is_the_whole_one_where_it_is_reported() -> None:
     decision, _ = searched(problem(), speeds(bf16=2.0))
     whole = priced(decision, 160.0, 32)
     assert whole.search_s == 160.0 and whole.pays_back_after_steps == 10_001

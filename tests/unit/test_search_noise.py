@@ -220,8 +220,10 @@ def main() -> None:
         for budget_s in (8.0, 54.0):
             num_slower, _ = slower(machine, NOTHING, budget_s, 1000)
             num_wrong, num_found = slower(machine, GAINS, budget_s, 1000)
-            told = f"slower {num_slower} of 1,000 where nothing gains, {num_wrong} where x1.68 does"
-            print(f"{name:18}{budget_s:5.0f} s  {told}; found {num_found}", flush=True)
+            reported = (
+                f"slower {num_slower} of 1,000 where nothing gains, {num_wrong} where x1.68 does"
+            )
+            print(f"{name:18}{budget_s:5.0f} s  {reported}; found {num_found}", flush=True)
     print(f"slower and not marked, where fewer threads gain beside others: {unmarked(1000)}")
 
 

@@ -194,8 +194,8 @@ def test_newest_compiler_is_the_one_that_the_toolkit_names() -> None:
         number = re.search(r"define CUDART_VERSION\s+(\d+)", runtime)
         assert number is not None
         major, minor = int(number[1]) // 1000, int(number[1]) % 1000 // 10
-        told = re.search(r"gcc versions later than (\d+)", header.read_text(encoding="utf-8"))
-        assert told is not None and newest_gcc((major, minor)) == int(told[1])
+        reported = re.search(r"gcc versions later than (\d+)", header.read_text(encoding="utf-8"))
+        assert reported is not None and newest_gcc((major, minor)) == int(reported[1])
 
 
 def test_visual_studio_is_one_that_nvcc_accepts() -> None:
@@ -217,9 +217,9 @@ def test_toolkit_is_proved_by_compiling() -> None:
 
 def test_toolkit_on_ubuntu_24_inside_wsl_begins_where_it_installs() -> None:
     machine = CASES._with(CASES.WSL, host__distribution="Ubuntu 24.04.2 LTS", gpus=())
-    with pytest.raises(UsageError, match="12.4") as told:
+    with pytest.raises(UsageError, match="12.4") as reported:
         plan_toolkit(machine, "12.4", "~/.bashrc", shipped_tables())
-    assert "libtinfo5" in (told.value.because or "")
+    assert "libtinfo5" in (reported.value.because or "")
     assert plan_toolkit(machine, "12.6", "~/.bashrc", shipped_tables()).steps
 
 

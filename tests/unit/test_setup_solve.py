@@ -126,7 +126,7 @@ def test_document_has_what_was_promised() -> None:
     assert list(document) == ["choice", "why", "ruled_out", "nearest"]
 
 
-def test_driver_numbers_when_only_the_branch_is_told() -> None:
+def test_driver_numbers_when_only_the_branch_is_reported() -> None:
     assert driver_numbers("525") == (525, 9999)
     assert driver_numbers("[N/A]") is None
     assert ask(target((8, 6), "525")).choice is not None

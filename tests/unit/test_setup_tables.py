@@ -45,7 +45,7 @@ def test_every_toolkit_of_a_build_has_its_driver() -> None:
     assert {build.cuda_major for build in TABLES.builds} - {None} == {11, 12, 13}
 
 
-def test_rows_are_told_apart() -> None:
+def test_rows_are_reported_apart() -> None:
     keys = [(one.framework, one.version, one.cuda, one.machine, one.oses, one.index)
             for one in TABLES.builds]  # fmt: skip
     assert len(keys) == len(set(keys))

@@ -38,15 +38,21 @@ LENGTHS = ("num_steps", "num_epochs", "steps_per_epoch")
 
 
 def started(**facts: Any) -> Started:
-    told = {"num_steps": 100, "num_epochs": 10, "steps_per_epoch": 10, "num_samples": 80, **facts}
+    reported = {
+        "num_steps": 100,
+        "num_epochs": 10,
+        "steps_per_epoch": 10,
+        "num_samples": 80,
+        **facts,
+    }
     return Started(at=0.0, step=facts.pop("step", 0), pid=1, num_parameters=5, unit="images", **{
-        name: value for name, value in told.items() if name != "step"
+        name: value for name, value in reported.items() if name != "step"
     })  # fmt: skip
 
 
 def progress(at: float, step: int, **facts: Any) -> Progress:
-    told = {"loss": 0.5, "samples_per_s": 1234.0, "memory_bytes": 3 * 2**30, **facts}
-    return Progress(at=at, step=step, epoch=0, learning_rate=0.1, split_s={}, **told)
+    reported = {"loss": 0.5, "samples_per_s": 1234.0, "memory_bytes": 3 * 2**30, **facts}
+    return Progress(at=at, step=step, epoch=0, learning_rate=0.1, split_s={}, **reported)
 
 
 def state_of(*lines: Any) -> TrainingState:
@@ -61,11 +67,11 @@ def run(run_id: str = "digits-0001", **facts: Any) -> Run:
     header = RunHeader(
         id=run_id, created_at=0.0, flatout_version="0.1.0", python="/bin/python", spec=spec
     )
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "status": "finished", "step": 100, "recipe": None, "started": started(), "finished": None,
         "validations": (), "findings": (), "checkpoint_step": None, **facts,
     }  # fmt: skip
-    return Run(folder="/runs/digits-0001", header=header, **told)
+    return Run(folder="/runs/digits-0001", header=header, **reported)
 
 
 def validated(step: int, accuracy: float, *, is_best: bool = False) -> Validated:
@@ -171,19 +177,19 @@ def test_closing_text_says_why_it_ended_early() -> None:
 
 
 def test_cost_text_tells_what_checkpoints_cost() -> None:
-    told = [
+    reported = [
         Checkpointed(at=0.0, step=9, stall_s=0.01, write_s=0.2, slowdown_s=0.02, size_bytes=2048),
         Checkpointed(at=0.0, step=18, stall_s=0.03, write_s=0.4, slowdown_s=0.0, size_bytes=2048),
     ]
-    cost = checkpointing(told, share=None, train_s=3.0)
+    cost = checkpointing(reported, share=None, train_s=3.0)
     assert cost is not None
     assert wording.cost_text(cost) == (
         "2 written · 20 ms pause each · 10 ms of slowdown · 300 ms to write 2.0 KiB · "
         "2.00 % of the time lost"
     )
-    told_share = checkpointing(told, share=0.005, train_s=3.0)
-    assert told_share is not None
-    assert wording.cost_text(told_share, is_short=True) == (
+    reported_share = checkpointing(reported, share=0.005, train_s=3.0)
+    assert reported_share is not None
+    assert wording.cost_text(reported_share, is_short=True) == (
         "2 written · 20 ms pause each · 0.50 % of the time lost"
     )
     assert checkpointing([], share=0.0, train_s=1.0) is None
@@ -352,8 +358,8 @@ def test_show_begins_with_the_error_and_does_not_repeat_it(monkeypatch: pytest.M
     assert sum("the loss is nan" in line for line in lines) == 1
     assert sum("something else" in line for line in lines) == 1
     # Of a run that has gone on since, it is one of what was told.
-    told = printed(monkeypatch, run(findings=(error,)))
-    assert not told[1].startswith("error") and "error: the loss is nan." in told
+    reported = printed(monkeypatch, run(findings=(error,)))
+    assert not reported[1].startswith("error") and "error: the loss is nan." in reported
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])

@@ -38,7 +38,7 @@ def decision(*problems: str, has_measured: bool = True) -> Decision:
     )
 
 
-def test_what_could_not_be_measured_is_told_once_with_its_reason() -> None:
+def test_what_could_not_be_measured_is_reported_once_with_its_reason() -> None:
     found = unused_lines(decision("it raised TypeError", "it raised TypeError"))
     assert found == [("not used", "bf16 autocast: it raised TypeError")]
 

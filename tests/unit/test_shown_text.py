@@ -8,11 +8,13 @@ from flatout.doctor.api import as_sarif, report
 from flatout.doctor.explain import as_shown, explain_text
 from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.doctor.redact_text import RedactedText
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.ruleset import shipped_rules
 from flatout.schema.finding import Evidence, Finding
 from flatout.schema.machine import Machine
 
-SHOWN = RedactedText(RULES)
+RULESET = shipped_rules()
+
+SHOWN = RedactedText(RULESET.rules)
 SECRETS = (
     "adalove", "lovelace-laptop", "/home/ada/secret-project/train.py", r"C:\Users\Ada Lovelace\x",
     "http://10.0.0.7:8080", "registry.example.com/ada/image", "10.0.0.7", "0320517034821",
@@ -49,8 +51,8 @@ def test_reports_and_checks_hide_it_in_evidence(secret: str) -> None:
     )  # fmt: skip
     found = Diagnosis(findings=(finding,))
     name = "python" if secret[0].isdigit() else secret
-    told = str(report(Examined(machine=Machine(python=f"/{name}/python"), diagnosis=found)))
-    for text in (told, str(as_sarif(found)), str(as_shown(found))):
+    reported = str(report(Examined(machine=Machine(python=f"/{name}/python"), diagnosis=found)))
+    for text in (reported, str(as_sarif(found)), str(as_shown(found))):
         assert [one for one in parts(secret) if one in text] == []
 
 

@@ -111,8 +111,8 @@ def test_site_when_a_fix_is_forbidden() -> None:
     fix = Fix(text="install it", safety="safe", plan=Plan(goal="g", steps=()))
     findings = tuple(Finding(rule=rule, severity="error", problem="p", fixes=(fix,))
                      for rule in ("one", "other"))  # fmt: skip
-    told = without_forbidden(Diagnosis(findings=findings), {"one"}, "forbidden by f: ask us")
-    (first,), (second,) = (one.fixes for one in told.findings)
+    reported = without_forbidden(Diagnosis(findings=findings), {"one"}, "forbidden by f: ask us")
+    (first,), (second,) = (one.fixes for one in reported.findings)
     assert (first.safety, first.plan) == ("manual", None)
     assert first.text == "install it; forbidden by f: ask us"
     assert second == fix
@@ -143,6 +143,6 @@ def test_doctor_tells_what_is_settled(site: Path, capsys: pytest.CaptureFixture[
 def test_site_that_is_wrong_ends_a_command(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site.write_text("[mirrors]\nx = 1\n")
     assert run(["setup", "--toolkit", "--json"]) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["error"]["rule"] == "site-file-wrong"
-    assert "Traceback" not in told.err
+    reported = capsys.readouterr()
+    assert json.loads(reported.out)["error"]["rule"] == "site-file-wrong"
+    assert "Traceback" not in reported.err

@@ -123,14 +123,14 @@ def test_packages_when_a_file_in_the_working_folder_is_called_like_a_module(
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     folder, name = os.path.split(PYTHON)
-    told = LocalSystem().packages(os.path.join(folder, ".", name), ["msgspec"])
-    assert isinstance(told, str)
+    reported = LocalSystem().packages(os.path.join(folder, ".", name), ["msgspec"])
+    assert isinstance(reported, str)
 
 
 def test_packages_when_the_interpreter_fails(tmp_path: Path) -> None:
-    told = LocalSystem().packages(str(tmp_path / "python"), ["torch"])
-    assert isinstance(told, Unread)
-    assert told.reason.startswith(str(tmp_path / "python"))
+    reported = LocalSystem().packages(str(tmp_path / "python"), ["torch"])
+    assert isinstance(reported, Unread)
+    assert reported.reason.startswith(str(tmp_path / "python"))
 
 
 def test_recorded_system_when_something_was_not_recorded() -> None:

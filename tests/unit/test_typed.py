@@ -37,11 +37,11 @@ def run(**facts: Any) -> Run:
         spec=spec,
     )
     started = Started(at=0.0, step=0, pid=1, num_parameters=5, num_samples=80, **length, **asked)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "status": "finished", "step": 138, "recipe": None, "started": started, "finished": None,
         "validations": (), "findings": (), "checkpoint_step": 138,
     }  # fmt: skip
-    return Run(folder="/runs/tour", header=header, **(told | facts))
+    return Run(folder="/runs/tour", header=header, **(reported | facts))
 
 
 def commands(one: Run) -> list[str]:
@@ -76,7 +76,7 @@ def test_run_that_was_extended_is_compared_at_its_whole_length() -> None:
         ({"num_epochs": None, "num_steps": 100}, "flatout train --resume tour --steps 200"),
     ],
 )
-def test_longer_is_told_in_the_runs_own_measure(length: dict[str, Any], longer: str) -> None:
+def test_longer_is_reported_in_the_runs_own_measure(length: dict[str, Any], longer: str) -> None:
     assert longer in commands(run(length=length))
 
 
@@ -167,8 +167,8 @@ def test_resume_keeps_what_is_not_in_the_run(facts: dict[str, Any], words: str) 
     ],
 )
 def test_run_of_a_notebook_goes_on_in_python(facts: dict[str, Any], first: str | None) -> None:
-    told = commands(run(spec=ExperimentSpec(name="notebook"), **facts))
-    others = [one for one in told if not one.startswith("flatout show ")]
+    reported = commands(run(spec=ExperimentSpec(name="notebook"), **facts))
+    others = [one for one in reported if not one.startswith("flatout show ")]
     assert others == ([first] if first else [])
 
 
@@ -251,7 +251,7 @@ def test_run_that_was_trained_that_long_is_refused(
         (("epochs=2",), {}, None),
     ],
 )
-def test_length_that_is_given_twice_is_told(
+def test_length_that_is_given_twice_is_reported(
     settings: tuple[str, ...], asked: dict[str, int], says: str | None
 ) -> None:
     found = list(TrainRequest(experiment="digits", settings=settings, **asked).warnings())

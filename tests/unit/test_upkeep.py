@@ -62,9 +62,11 @@ def test_removal_puts_back_all_but_what_somebody_has_changed_and_says_so(home: P
     change(file, "flatout's")
     file.write_text("somebody's")
     removal = flatout_api.plan_removal((), is_with_runs=False)
-    with pytest.raises(RunFailed) as told:
+    with pytest.raises(RunFailed) as reported:
         flatout_api.remove_part(removal.parts[0], removal.installation)
-    assert told.value.rule == "not-all-put-back" and "mine.conf" in (told.value.because or "")
+    assert reported.value.rule == "not-all-put-back" and "mine.conf" in (
+        reported.value.because or ""
+    )
     assert file.read_text() == "somebody's" and not other.exists()
 
 

@@ -109,7 +109,7 @@ def test_environments_made_elsewhere_are_counted_and_forgotten(home: Path) -> No
     made = MadeEnvironment(
         name="mine", folder=str(elsewhere), python=str(elsewhere / "bin/python"),
         python_version="3.12", version="2.13.0", cuda="cpu", index=None, installer="pip",
-        wish=EnvironmentSpec(framework="torch"), machine="", pins=(), size_bytes=1,
+        spec=EnvironmentSpec(framework="torch"), machine="", pins=(), size_bytes=1,
         made_at="2026-01-01T00:00:00Z", proof=proof,
     )  # fmt: skip
     atomic_files.write_json(elsewhere / "flatout-environment.json", made)
@@ -204,8 +204,8 @@ def test_disk_refuses_what_cannot_be_freed(cli: Any, kind: str) -> None:
 
 
 def test_self_tells_its_sources(cli: Any) -> None:
-    told = json.loads(cli.run("self", "--json").stdout)
-    assert told["way"] in ("checkout", "pip") and told["version"]
+    reported = json.loads(cli.run("self", "--json").stdout)
+    assert reported["way"] in ("checkout", "pip") and reported["version"]
 
 
 def test_self_update_refuses_in_a_checkout(cli: Any) -> None:

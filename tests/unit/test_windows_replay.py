@@ -201,8 +201,8 @@ def test_installer_that_was_cancelled_is_said_in_words(windows: Windows) -> None
 
 def test_exit_codes_have_their_meaning_with_and_without_a_sign() -> None:
     for code in (NOT_NEWER, NOT_NEWER - 2**32):
-        told = ended_text(("winget", "install"), code)
-        assert told == ("it ended with exit code 0x8A15002B: it is installed and up to date")
+        reported = ended_text(("winget", "install"), code)
+        assert reported == ("it ended with exit code 0x8A15002B: it is installed and up to date")
     assert ended_text(("winget.exe", "install"), 3010).endswith("Windows must restart to finish it")
     assert ended_text(("winget", "install"), 7) == "it ended with exit code 7"
     assert ended_text(("apt-get", "install"), 100) == "it ended with exit code 100"

@@ -33,6 +33,7 @@ COMMANDS = (
     ("doctor", "Diagnose", "Check this machine: what is wrong, why, and how to fix it."),
     ("undo", "Diagnose", "Undo what flatout has changed on this machine."),
     ("explain", "Diagnose", "Find the cause in a log, a traceback or any other text."),
+    ("rules", "Diagnose", "List the rules of doctor and explain; check one of your own."),
     ("docs", "Maintain", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),

@@ -16,7 +16,7 @@ from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.doctor.model.doctor_request import DoctorRequest
 from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.redaction import redacted
-from flatout.doctor.rules.families import FAMILIES, RULES
+from flatout.doctor.ruleset import all_rules
 from flatout.doctor.sarif import sarif
 from flatout.errors import UsageError
 from flatout.schema.finding import Fix
@@ -53,7 +53,9 @@ def examine(request: DoctorRequest) -> Examined:
             for option, value in given.items()
             if value
         )
-        return msgspec.structs.replace(replay(Path(request.replayed)), warnings=warnings)
+        replayed = replay(Path(request.replayed))
+        warnings = (*warnings, *replayed.warnings)
+        return msgspec.structs.replace(replayed, warnings=warnings)
     interpreter = resolve_interpreter(request.python, request.env)
     system, watch = LocalSystem(), LoadWatch()
     examination = examine_machine(system, interpreter, is_deep=request.is_deep)
@@ -75,7 +77,7 @@ def read_site() -> Site:
         UsageError: site-file-wrong.
     """
     site = site_policy.read_site()
-    known = [rule.id for rule in RULES]
+    known = [rule.id for rule in all_rules().rules]
     for rule in site.forbidden.rules:
         if rule not in known:
             because = f"forbidden.rules: there is no rule `{rule}`; {_near(rule, known)}"
@@ -85,15 +87,13 @@ def read_site() -> Site:
 
 def judge(machine: Machine, output: str = "") -> Examined:
     """Names what is wrong with a machine. output: what its programs printed about the GPU."""
-    diagnosis = diagnose(case_from_machine(machine, RULES, output), RULES)
+    ruleset = all_rules()
+    diagnosis = diagnose(case_from_machine(machine, ruleset, output), ruleset)
     rule_ids = {finding.rule for finding in diagnosis.findings}
-    families = {
-        rule.id: family
-        for family, rules in FAMILIES.items()
-        for rule in rules
-        if rule.id in rule_ids
-    }
-    return Examined(machine=machine, diagnosis=diagnosis, families=families)
+    families = {rule.id: rule.family for rule in ruleset.rules if rule.id in rule_ids}
+    return Examined(
+        machine=machine, diagnosis=diagnosis, families=families, warnings=ruleset.warnings
+    )
 
 
 def _near(wrong: str, known: list[str]) -> str:
@@ -106,7 +106,7 @@ def _near(wrong: str, known: list[str]) -> str:
 
 def report(examined: Examined) -> dict[str, Any]:
     """The result as JSON, limited to what may be shared, since users send it to others."""
-    shown = shown_to_others(examined.diagnosis, RULES)
+    shown = shown_to_others(examined.diagnosis, all_rules().rules)
     return {
         "report_version": 1,
         "machine": redacted(examined.machine),
@@ -117,7 +117,7 @@ def report(examined: Examined) -> dict[str, Any]:
 
 def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     """The findings as SARIF."""
-    return sarif(shown_to_others(diagnosis, RULES).findings, __version__)
+    return sarif(shown_to_others(diagnosis, all_rules().rules).findings, __version__)
 
 
 def recording_text(machine: Machine) -> str:

@@ -8,11 +8,11 @@ import msgspec
 
 from flatout.doctor.model.diagnosis import Diagnosis, Undecided
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.ruleset import RuleSet
 from flatout.doctor.same_machine import is_elsewhere, merge_machines
-from flatout.doctor.scan.facts import FACTS, machine_from
+from flatout.doctor.scan.facts import machine_from
 from flatout.doctor.scan.scanner import scan
-from flatout.doctor.scan.shared_signatures import SHARED
-from flatout.doctor.signature import Sign, Signature
+from flatout.doctor.signature import Sign
 from flatout.schema.finding import Evidence, Finding
 from flatout.schema.machine import NO_NVML, NO_SMI, Machine
 
@@ -32,34 +32,34 @@ def no_machine() -> None:
 
 def case_from_text(
     chunks: Iterable[bytes],
-    rules: Sequence[Rule],
+    ruleset: RuleSet,
     here: MachineReader = no_machine,
 ) -> Case:
     """The facts and signs in a text.
 
     Args:
         chunks: the text.
-        rules: rules whose signs are looked for.
+        ruleset: rules whose signs are looked for.
         here: called after the text was read: the machine that it was printed on, or None if
             unknown. The text takes precedence; if it is from another machine, this one is ignored.
     """
-    signs: Signs = scan(chunks, signatures_of(rules))
+    signs: Signs = scan(chunks, ruleset.signatures)
     described = machine_from(signs)
     machine = here()
     if machine is None or is_elsewhere(described, machine):
-        signs = _with_facts(signs, described, rules, is_from_text=True)
+        signs = _with_facts(signs, described, ruleset.rules, is_from_text=True)
         return Case(machine=described, signs=signs, is_text=True)
     both = merge_machines(described, machine)
     return Case(
-        machine=both, signs=_with_facts(signs, both, rules), is_text=True, is_here=True
+        machine=both, signs=_with_facts(signs, both, ruleset.rules), is_text=True, is_here=True
     )  # fmt: skip
 
 
-def case_from_machine(machine: Machine, rules: Sequence[Rule], output: str = "") -> Case:
+def case_from_machine(machine: Machine, ruleset: RuleSet, output: str = "") -> Case:
     """The facts of a machine, and what its programs printed about the GPU."""
     lines = [*_driver_messages(machine), output]
-    signs = scan(["\n".join(lines).encode(errors="replace")], signatures_of(rules))
-    return Case(machine=machine, signs=_with_facts(signs, machine, rules), is_here=True)
+    signs = scan(["\n".join(lines).encode(errors="replace")], ruleset.signatures)
+    return Case(machine=machine, signs=_with_facts(signs, machine, ruleset.rules), is_here=True)
 
 
 def _with_facts(
@@ -99,23 +99,16 @@ def _driver_messages(machine: Machine) -> list[str]:
     return lines
 
 
-def signatures_of(rules: Sequence[Rule]) -> tuple[Signature, ...]:
-    """All signatures to look for: facts, shared signatures and those of the rules."""
-    return (*FACTS, *SHARED, *(signature for rule in rules for signature in rule.signatures))
-
-
-def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
+def diagnose(case: Case, ruleset: RuleSet) -> Diagnosis:
     """The causes that fit a case, most likely first.
 
     Decided findings come before likely ones, and those before possible ones; then the more severe,
     then the more common. A finding that is explained by another at least as certain is omitted.
     For a text, findings based only on facts of the machine come last, and notes are omitted.
     """
-    by_id = {rule.id: rule for rule in rules}
+    by_id = {rule.id: rule for rule in ruleset.rules}
     facts = _facts(case.signs)
-    findings = [finding for rule in rules if (finding := _finding_of(rule, case, facts))]
-    for finding in findings:
-        assert finding.rule in by_id, f"{finding.rule} is not the name of a rule's file"
+    findings = [finding for rule in ruleset.rules if (finding := _finding_of(rule, case, facts))]
     only_facts = {item.rule for item in findings if case.is_text and _is_of(facts, item)}
     findings = [item for item in findings if item.rule not in only_facts or item.severity != "note"]
 

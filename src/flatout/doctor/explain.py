@@ -16,7 +16,8 @@ import msgspec
 from flatout.doctor.diagnose import MachineReader, case_from_text, diagnose, no_machine
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.redact_text import shown_to_others
-from flatout.doctor.rules.families import RULES
+from flatout.doctor.rule_page import page_of
+from flatout.doctor.ruleset import all_rules
 from flatout.errors import UsageError
 from flatout.schema.exit_status import Outcome
 from flatout.schema.finding import Evidence, Finding
@@ -64,23 +65,23 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     if text_input.is_readable(Path(subject)):
         pieces = text_input.pieces_of_log(Path(subject))
         return _explained(subject, pieces, _machine_reader(is_here=bool(is_here)))
-    rule = next((rule for rule in RULES if rule.id == subject), None)
+    rule = all_rules().find(subject)
     if rule is not None:
-        return Page(rule.id, rule.page)
+        return Page(rule.id, page_of(rule))
     errors = error_pages.read_pages()
     if subject not in errors:
         raise UsageError(
             "nothing-to-explain",
             f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule or an "
             "error.",
-            fix=_near_page(subject, [*(rule.id for rule in RULES), *errors]),
+            fix=_near_page(subject, [*(rule.id for rule in all_rules().rules), *errors]),
         )
     return Page(subject, errors[subject])
 
 
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
     """The findings as they may be shared: without personal names and paths."""
-    shown = shown_to_others(diagnosis, RULES)
+    shown = shown_to_others(diagnosis, all_rules().rules)
     # A path may contain a user's name.
     return msgspec.structs.replace(shown, source=shown.source and Path(shown.source).name)
 
@@ -97,7 +98,8 @@ def _near_page(wrong: str, ids: list[str]) -> str:
 
 def explain_text(pieces: Iterable[bytes], here: MachineReader = no_machine) -> Diagnosis:
     """The causes found in a text, most likely first. here: reads the machine it may be from."""
-    return diagnose(case_from_text(pieces, RULES, here), RULES)
+    ruleset = all_rules()
+    return diagnose(case_from_text(pieces, ruleset, here), ruleset)
 
 
 def causes_of(outcome: Outcome) -> tuple[Finding, ...]:
@@ -201,7 +203,9 @@ def _explained(source: str, pieces: Iterable[bytes], here: MachineReader) -> Dia
             yield piece
 
     diagnosis = explain_text(noted(), here)
-    return msgspec.structs.replace(diagnosis, source=source, is_empty=is_empty)
+    return msgspec.structs.replace(
+        diagnosis, source=source, is_empty=is_empty, warnings=all_rules().warnings
+    )
 
 
 def _last_failed() -> Run | None:

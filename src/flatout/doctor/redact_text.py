@@ -14,6 +14,7 @@ import msgspec
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.redaction import LIBRARY, shared_path
 from flatout.doctor.rule import Rule
+from flatout.doctor.rule_page import page_of
 from flatout.schema.finding import Evidence, Finding
 
 HIDDEN_WORD = "…"
@@ -124,7 +125,7 @@ class RedactedText:
     def __init__(self, rules: Sequence[Rule]) -> None:
         texts = [_OWN]
         for rule in rules:
-            texts.append(rule.page)
+            texts.append(page_of(rule))
             texts += [text for signature in rule.signatures for text in signature.texts]
         self._words = {word.lower() for text in texts for word in _WORD.findall(text)}
 

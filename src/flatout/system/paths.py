@@ -64,7 +64,19 @@ def cache_folder() -> Path:
 
 def cached_names() -> tuple[str, ...]:
     """Patterns of what flatout puts into the cache folder, which may hold other files, too."""
-    return ("wheels", "pip", "uv", "micromamba", "repairs", "deciding-*")
+    return ("wheels", "pip", "uv", "micromamba", "repairs", "deciding-*", "rules.json")
+
+
+def compiled_rules_file() -> Path:
+    """The file with all rules as they were last read, so that starting takes less time."""
+    return cache_folder() / "rules.json"
+
+
+def rules_folder() -> Path:
+    """Folder of the user's own rules for `flatout explain` and `flatout doctor`."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("APPDATA", Path.home())) / "flatout" / "rules"
+    return _base("XDG_CONFIG_HOME", ".config") / "flatout" / "rules"
 
 
 def compiled_folder() -> Path:

@@ -39,11 +39,11 @@ else:
 with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(folder, "stop"))
 with open(os.path.join(folder, "run.json")) as file:
-    told = {"mode": "finish", "steps": 6, "pause": 0.02}
+    reported = {"mode": "finish", "steps": 6, "pause": 0.02}
     spec = json.load(file)["spec"]
-told.update(spec["parameters"])
+reported.update(spec["parameters"])
 change = json.loads(sys.argv[sys.argv.index("--change") + 1]) if "--change" in sys.argv else {}
-steps = 2 * change["epochs"] if "epochs" in change else told["steps"]
+steps = 2 * change["epochs"] if "epochs" in change else reported["steps"]
 marks = os.path.join(folder, "checkpoints")
 done = max(map(int, os.listdir(marks)), default=0) if os.path.isdir(marks) else 0
 
@@ -93,8 +93,8 @@ recipe = {
     "checkpoint_every": None,
     **spec.get("fixed", {}),
 }
-if told["mode"] in ("fail", "no-kernel"):
-    if told["mode"] == "no-kernel":
+if reported["mode"] in ("fail", "no-kernel"):
+    if reported["mode"] == "no-kernel":
         print("RuntimeError: CUDA error: no kernel image is available for execution on the device")
     end(kind="failed", finding=finding)
 write(
@@ -103,12 +103,12 @@ write(
     step=step,
     recipe={name: choice(value) for name, value in recipe.items()},
 )
-if told["mode"] == "lose-gpu-first":
+if reported["mode"] == "lose-gpu-first":
     with open(os.path.join(folder, "events.jsonl")) as file:
         is_first = file.read().count('"recipeset"') == 1
     if is_first:
         end(kind="failed", finding=dict(finding, rule="gpu-state-lost"))
-if told["mode"] == "fetch":
+if reported["mode"] == "fetch":
     for part in (1, 2):
         write(
             "events.jsonl",
@@ -133,10 +133,10 @@ write(
     resumed=done > 0,
     versions={"torch": "2.13.0"},
 )
-if told["mode"] == "warn":
+if reported["mode"] == "warn":
     write("events.jsonl", kind="warned", step=step, finding=dict(finding, severity="warning"))
 while step < steps:
-    time.sleep(told["pause"])
+    time.sleep(reported["pause"])
     step += 1
     write(
         "metrics.jsonl",
@@ -160,7 +160,7 @@ while step < steps:
             is_best=True,
             metrics={"loss": 1 / step, "accuracy": 1 - 1 / step},
         )
-    if step % 2 == 0 and told["mode"] == "classify":
+    if step % 2 == 0 and reported["mode"] == "classify":
         write(
             "metrics.jsonl",
             kind="classified",
@@ -177,21 +177,21 @@ while step < steps:
             epoch=step // 2 - 1,
             texts=[f"written at step {step}"],
         )
-    if told["mode"] == "lose-gpu" and step == 3 and not done:
+    if reported["mode"] == "lose-gpu" and step == 3 and not done:
         os.makedirs(os.path.join(marks, "000002"))
         open(os.path.join(marks, "000002", "rank0.json"), "w").close()
         end(kind="failed", finding=dict(finding, rule="gpu-state-lost"))
-    if told["mode"] == "break" and step == 3:
+    if reported["mode"] == "break" and step == 3:
         end(kind="failed", finding=finding)
-    if told["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
+    if reported["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)
     may_stop_s = time.monotonic() + 60
-    while told["mode"] == "held" and step == 3 and time.monotonic() < may_stop_s:
+    while reported["mode"] == "held" and step == 3 and time.monotonic() < may_stop_s:
         if os.path.exists(os.path.join(folder, "may-stop")):
             break
         time.sleep(0.01)
     is_asked = os.path.exists(os.path.join(folder, "stop"))
-    if told["mode"] != "stubborn" and (is_asked or is_orphan.is_set()):
+    if reported["mode"] != "stubborn" and (is_asked or is_orphan.is_set()):
         end(kind="stopped", reason="asked to" if is_asked else "the command line has died")
 end(kind="finished", train_s=1.0, split_s=split, num_samples_seen=8 * steps)

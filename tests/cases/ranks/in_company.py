@@ -25,23 +25,23 @@ from flatout.errors import FlatoutError, RunFailed
 LOOPBACK = ("127.0.0.1", "::1")
 
 
-def told_values(ranks: MultiRank) -> None:
+def reported_values(ranks: MultiRank) -> None:
     """Values come as they were, of the kind that they are of."""
     states = rng.generator_states(torch.device("cpu"))
     value = {"nan": math.nan, "pair": (1, None), 3: [torch.arange(3), True], "dice": states}
-    for told in (
+    for reported in (
         ranks.broadcast_from_rank0(lambda: value),
         ranks.all_gather(value)[1 - ranks.rank],
     ):
-        assert math.isnan(told["nan"]) and told["pair"] == (1, None)
-        assert told[3][0].tolist() == [0, 1, 2]
-        rng.restore_generators(told["dice"], torch.device("cpu"))
-        assert random.getstate() == told["dice"]["python"]
+        assert math.isnan(reported["nan"]) and reported["pair"] == (1, None)
+        assert reported[3][0].tolist() == [0, 1, 2]
+        rng.restore_generators(reported["dice"], torch.device("cpu"))
+        assert random.getstate() == reported["dice"]["python"]
     made = History(decisions=(), epochs=3, versions={"torch": "2"}, is_finished=False)
     assert ranks.broadcast_from_rank0(lambda: made, History) == made
 
 
-def told_errors(ranks: MultiRank) -> None:
+def reported_errors(ranks: MultiRank) -> None:
     """What the first rank raises is told by its rule; there it keeps its traceback."""
 
     def divide() -> float:
@@ -56,7 +56,7 @@ def told_errors(ranks: MultiRank) -> None:
         assert "in_company.py" in caught.value.because and "rank 0: " in caught.value.problem
 
 
-def told_apart(ranks: MultiRank) -> None:
+def reported_apart(ranks: MultiRank) -> None:
     """Ranks that meet about different things do not take one for the other."""
     with pytest.raises((AssertionError, FlatoutError)):
         ranks.all_gather(1, about="a checkpoint" if ranks.is_first else "a validation")
@@ -95,7 +95,7 @@ if __name__ == "__main__":
     here = ranks_here()
     assert isinstance(here, MultiRank)
     heard_here_only()
-    told_values(here)
-    told_errors(here)
-    told_apart(here)
+    reported_values(here)
+    reported_errors(here)
+    reported_apart(here)
     lose_gpu(here, Path(sys.argv[1]))

@@ -115,11 +115,11 @@ def _step(updates: Updates, model: Any, batch: Any) -> dict[str, Any]:
     inputs, _ = batch
     drawn = model["draws"](inputs)
     real, fake = model["judges"](inputs), model["judges"](drawn.detach())
-    told = {"judges": updates["judges"](softplus(-real).mean() + softplus(fake).mean())}
+    reported = {"judges": updates["judges"](softplus(-real).mean() + softplus(fake).mean())}
     if updates.step % 3:
-        told["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
+        reported["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
     distances = (drawn - inputs).detach().square()
-    return told | {"error": (distances.sum(), distances.numel())}
+    return reported | {"error": (distances.sum(), distances.numel())}
 
 
 def own_step() -> Experiment:

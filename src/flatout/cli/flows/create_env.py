@@ -143,7 +143,7 @@ def _document(plan: EnvironmentPlan) -> dict[str, Any]:
     """The plan as a JSON document."""
     # As the tables name the index that pip queries by default.
     index = plan.index or "pypi"
-    choice = {"framework": plan.wish.framework, "version": plan.version, "cuda": plan.cuda,
+    choice = {"framework": plan.spec.framework, "version": plan.version, "cuda": plan.cuda,
               "index": index, "python": plan.python_version}  # fmt: skip
     return {
         "name": plan.name, "state": plan.state, "folder": plan.folder, "choice": choice,

@@ -259,10 +259,18 @@ def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
 
 
 def print_rows(lines: Iterable[str]) -> None:
-    """Lines of results; as they are, but on a terminal."""
+    """Lines of results; as they are, but wrapped and without control characters on a terminal."""
     is_shown = sys.stdout.isatty()
+    width = make_console().width
     for line in lines:
-        sys.stdout.write(f"{visible(line) if is_shown else line}\n")
+        shown = [visible(line)] if is_shown else [line]
+        if is_shown and len(shown[0]) > width:
+            indent = " " * (len(shown[0]) - len(shown[0].lstrip()))
+            shown = textwrap.wrap(
+                shown[0], width, initial_indent="", subsequent_indent=indent,
+                break_on_hyphens=False, break_long_words=False, replace_whitespace=False,
+            )  # fmt: skip
+        sys.stdout.write("".join(f"{part}\n" for part in shown))
     sys.stdout.flush()
 
 

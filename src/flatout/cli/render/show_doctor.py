@@ -33,6 +33,8 @@ _WIDTH = 80
 def print_explanation(diagnosis: Diagnosis) -> None:
     """The causes in a text, most likely first, then what would decide."""
     console = make_console()
+    for warning in diagnosis.warnings:
+        print_note(f"warning: {warning}")
     source = diagnosis.source or "this text"
     if diagnosis.is_empty:
         console.print(f"{source} is empty: there is nothing to explain.", soft_wrap=True)

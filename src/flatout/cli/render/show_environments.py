@@ -63,7 +63,7 @@ def print_made(made: MadeEnvironment) -> None:
         ("proved", wording.proof_text(made.proof)),
         *(("", check) for check in made.proof.checks),
     ])  # fmt: skip
-    use = f"flatout train digits --env {made.name}" if made.wish.framework == "torch" else \
+    use = f"flatout train digits --env {made.name}" if made.spec.framework == "torch" else \
         wording.home_text(made.python)  # fmt: skip
     console.print(Text.assemble((f"{'use it':<12}", "bold"), use), soft_wrap=True)
 
@@ -155,7 +155,7 @@ def _numbered(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _framework_text(made: MadeEnvironment) -> str:
-    return f"{made.wish.framework} {made.version} {made.cuda}"
+    return f"{made.spec.framework} {made.version} {made.cuda}"
 
 
 def _proved_text(made: MadeEnvironment) -> str:

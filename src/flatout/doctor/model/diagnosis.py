@@ -23,12 +23,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """findings: ranked, the most likely cause first; consequences of another are omitted.
 
     source: name of the text, if one was read; is_empty: the text was empty.
+    warnings: what is wrong with the user's own rules.
     """
 
     findings: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
     source: str | None = None
     is_empty: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Messages that a GPU's memory ran out, and the numbers in them."""
+"""The numbers in messages that a GPU's memory ran out."""
 
 from __future__ import annotations
 
@@ -7,59 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from flatout.doctor.signature import Sign, signature
+from flatout.doctor.signature import Sign
 
 _AMOUNT = r"(\d[\d.]{0,15}) ?(bytes|[KMGT]i?B)"
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-# Excludes pinned host memory and CUDA initialization, which are not GPU memory. TensorFlow prints
-# "not a failure" if its caller can use less memory.
-_OF_THE_GPU = (
-    r"^(?!.*(?:on host|pinned|HostAlloc|MallocHost|cuInit|cudaGetDeviceCount|not a failure))"
-)
-_CUDA = r"\b(?:CUDA|CUDART|HIP|XPU|GPU\w*)\b"
-
-GPU_MEMORY = (
-    # torch's allocator, all versions; the message may be cut into lines.
-    signature(
-        "torch-out-of-memory",
-        "Tried to allocate",
-        pattern=r"(?:out of memory|OutOfMemory)\S{0,40}.{0,200}(?P<numbers>Tried to allocate"
-        r"[\s\S]{0,900})",
-        lines=8,
-    ),
-    signature(
-        "gpu-out-of-memory",
-        "out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation",
-        "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out_of_memory",
-        pattern=_OF_THE_GPU + rf".*?(?:{_CUDA}.{{0,80}}out.of.memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|cudaErrorMemoryAllocation|_STATUS_ALLOC_FAILED|cudaMalloc.{0,40}out of memory"
-        r"|MPS backend out of memory|out of memory error on GPU|CUDA.{0,4}error.{0,8}\b2\b)",
-    ),
-    # TensorFlow, JAX, Paddle, CuPy, XGBoost, ONNX Runtime.
-    signature(
-        "allocator-out-of-memory",
-        "OOM when allocating tensor", "ran out of memory trying to allocate",
-        "while trying to allocate", "Failed to allocate request for", "Out of memory allocating",
-        "Memory allocation error on worker", "Failed to allocate memory for requested buffer",
-        "Out of memory error on GPU", "Unable to allocate memory on GPU",
-        pattern=r"OOM when allocating tensor(?!.{0,400}(?:device:CPU|allocator (?:cpu|mklcpu)))"
-        r"|\(GPU_\d+_bfc\) ran out of memory(?!.{0,300}not a failure)"
-        r"|Out of memory while trying to allocate \d+"
-        r"|Failed to allocate request for [\d.]+|Out of memory allocating [\d,]+ bytes"
-        r"|Memory allocation error on worker|allocate memory for requested buffer of size"
-        r"|Out of memory error on GPU|Unable to allocate memory on GPU",
-    ),
-    # vLLM and similar servers reserve a share of the card at startup.
-    signature(
-        "serving-out-of-memory",
-        "No available memory for the cache blocks",
-        "can be stored in KV cache",
-        "is larger than the available KV cache memory",
-        "Make sure you have enough GPU RAM",
-        "Not enough memory. Please try to increase --mem-fraction-static",
-    ),
-)  # fmt: skip
-
 # Shares of the card's memory, chosen to keep quiet rather than to blame the wrong thing. Unused
 # memory of the allocator below the first is its usual slack.
 _FRAGMENTED_SHARE = 0.15
@@ -69,8 +20,6 @@ _NAMED_SHARE = 0.1
 # part of it, so more is requested, and on a small card at least so many bytes.
 _FOREIGN_SHARE = 0.25
 _FOREIGN_BYTES = 2 * 2**30
-
-OUT_OF_MEMORY = tuple(signature.id for signature in GPU_MEMORY)
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):

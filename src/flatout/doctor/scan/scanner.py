@@ -6,6 +6,7 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from flatout.doctor.prefilter import required_words
 from flatout.doctor.scan.cleaning import cleaned
 from flatout.doctor.signature import WINDOW_BYTES, Sign, Signature
 
@@ -36,7 +37,7 @@ class _Text:
     def __init__(self, text: str, signature: Signature) -> None:
         self.signature = signature
         self.needle = text.encode().lower()
-        self.words = frozenset(self.needle.translate(_TO_WORDS).split())
+        self.words = frozenset(word.encode() for word in required_words(text))
 
 
 class SignatureHit:

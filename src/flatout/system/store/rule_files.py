@@ -1,0 +1,82 @@
+"""The files of rules, the shipped and a user's own, and what was last made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from flatout import __version__
+from flatout.errors import FlatoutError
+from flatout.system import atomic_files, paths
+
+T = TypeVar("T")
+# A file larger than this is no rule; nothing endless is read.
+_MOST_BYTES = 256 * 1024
+
+
+class RuleFile(NamedTuple):
+    """A file and the folder it is in, which is its family."""
+
+    path: Path
+    family: str
+    text: str
+
+
+def own_rules() -> list[Path]:
+    """The files in the user's rules folder."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in paths.rules_folder().glob("*.toml") if path.is_file())
+    return []
+
+
+def shipped_rules(folder: Path) -> list[Path]:
+    """All rules below a folder of the package."""
+    return sorted(folder.glob("*/*.toml"))
+
+
+def read_rule(path: Path) -> RuleFile:
+    """A rule's file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, is too large, or is not UTF-8.
+    """
+    with open(path, "rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it is larger than {_MOST_BYTES // 1024} KiB")
+    return RuleFile(path, path.parent.name, content.decode())
+
+
+def stamp(files: Sequence[Path]) -> str:
+    """Changes whenever one of these files does, or flatout is another version."""
+    digest = hashlib.sha256(__version__.encode())
+    for path, status in _statuses(files):
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _statuses(files: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in files:
+        with contextlib.suppress(OSError):
+            yield path, path.stat()
+
+
+def recall(kind: type[T]) -> T | None:
+    """What was last made of the files; None if there is nothing readable."""
+    path = paths.compiled_rules_file()
+    try:
+        return atomic_files.read_json(path, kind) if path.is_file() else None
+    except (FlatoutError, OSError):
+        return None
+
+
+def keep(value: object) -> None:
+    """Keeps it for the next process; where that is not possible, each makes it again."""
+    path = paths.compiled_rules_file()
+    with contextlib.suppress(FlatoutError, OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(path, value)

@@ -1,0 +1,124 @@
+"""`flatout rules`, and rules of one's own in `flatout explain`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The rule and the log of the documentation.
+PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+RULE = re.search(r"```toml\n(id = .*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
+ID = tomllib.loads(RULE)["id"]
+LOG = "step 12\nLicenseError: no seat left on lic01 (pool gpu)\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / f"{ID}.toml").write_text(RULE, encoding="utf-8")
+    (tmp_path / "failed.log").write_text(LOG, encoding="utf-8")
+    return tmp_path
+
+
+def flatout(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in an empty home."""
+    environment = {
+        **os.environ, "HOME": str(home), "APPDATA": str(home / ".config"),
+        "XDG_CONFIG_HOME": str(home / ".config"), "FLATOUT_CACHE": str(home / "cache"),
+        "PYTHONPATH": str(ROOT / "src"),
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", *words],
+        env=environment, cwd=home, capture_output=True, text=True, timeout=60, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def installed(home: Path, text: str = RULE, name: str = f"{ID}.toml") -> None:
+    folder = home / ".config" / "flatout" / "rules"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_check_shows_what_a_rule_finds_in_a_log(home: Path) -> None:
+    done = flatout(home, "rules", "check", f"{ID}.toml", "--case", "failed.log")
+    assert done.returncode == 0, done.stderr
+    assert f"{ID} is a valid rule." in done.stdout
+    assert "no-seat: looks for no seat left on" in done.stdout
+    assert "All seats of the license pool `gpu` are in use." in done.stdout
+
+
+def test_check_fails_when_the_rule_does_not_explain_the_log(home: Path) -> None:
+    (home / "failed.log").write_text("all is well\n", encoding="utf-8")
+    done = flatout(home, "rules", "check", f"{ID}.toml", "--case", "failed.log")
+    assert done.returncode == 1
+    assert "is not the first cause" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", [RULE.replace("problem", "trouble"), "\0\xff", "", RULE.replace("no-seat", "no seat")]
+)
+def test_check_of_an_invalid_rule_has_a_reason_and_no_traceback(home: Path, text: str) -> None:
+    (home / f"{ID}.toml").write_text(text, encoding="latin-1")
+    done = flatout(home, "rules", "check", f"{ID}.toml")
+    assert done.returncode == 2
+    assert "is not a valid rule" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_own_rule_is_used_by_explain_and_listed(home: Path) -> None:
+    before = flatout(home, "explain", "failed.log")
+    assert "No known cause" in before.stdout
+    installed(home)
+    # The second time from what was kept of the first.
+    for _ in range(2):
+        done = flatout(home, "explain", "failed.log", "--json")
+        assert [one["rule"] for one in json.loads(done.stdout)["findings"]] == [ID]
+    assert (home / "cache" / "rules.json").is_file()
+    listed = json.loads(flatout(home, "rules", "--json").stdout)
+    assert {"id": ID, "family": "own"} in [
+        {"id": rule["id"], "family": rule["family"]} for rule in listed["rules"]
+    ]
+    page = flatout(home, "explain", ID).stdout
+    assert "Trainings that were killed keep their seat" in page
+    # One that is already there can be checked again.
+    again = flatout(home, "rules", "check", str(Path(listed["folder"]) / f"{ID}.toml"))
+    assert again.returncode == 0, again.stderr
+
+
+def test_changed_rule_is_read_again(home: Path) -> None:
+    installed(home)
+    flatout(home, "explain", "failed.log")
+    installed(home, RULE.replace("All seats", "Every single seat"))
+    assert "Every single seat" in flatout(home, "explain", "failed.log").stdout
+
+
+def test_invalid_own_rule_is_named_and_the_others_still_work(home: Path) -> None:
+    installed(home)
+    installed(home, "id = 1", "broken.toml")
+    done = flatout(home, "explain", "failed.log")
+    assert "All seats of the license pool" in done.stdout
+    assert "broken.toml" in done.stderr
+    assert done.returncode == 0
+
+
+def test_own_rule_cannot_name_code(home: Path) -> None:
+    installed(home, RULE.replace('decided = "no-seat"', 'verdict = "memory.anything"'))
+    done = flatout(home, "explain", "failed.log")
+    assert "Python functions" in done.stderr
+    assert "No known cause" in done.stdout
+
+
+def test_damaged_cache_is_made_again(home: Path) -> None:
+    installed(home)
+    flatout(home, "explain", "failed.log")
+    for content in ("", "{}", '{"stamp": "x"'):
+        (home / "cache" / "rules.json").write_text(content, encoding="utf-8")
+        assert "All seats" in flatout(home, "explain", "failed.log").stdout
