@@ -122,8 +122,10 @@ def measure(cluster: ContainerCluster, docker: Docker, words: list[str]) -> Row:
     up_s = time.monotonic() - began
     say(cluster, f"up after {up_s:.1f} s; ingests")
     began = time.monotonic()
-    ingested = cluster.reported("ingest", "mnist", str(cluster.data / "shards"), "--validation", "0",
-                            "--on", "cluster", limit_s=600)  # fmt: skip
+    shards = str(cluster.data / "shards")
+    ingested = cluster.reported(
+        "ingest", "mnist", shards, "--validation", "0", "--on", "cluster", limit_s=600
+    )
     ingest_s = time.monotonic() - began
     manifest = msgspec.json.decode((cluster.data / "shards/manifest.json").read_bytes())
     say(cluster, f"has ingested {ingested['counts']} in {ingest_s:.1f} s; trains")

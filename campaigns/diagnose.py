@@ -1,19 +1,22 @@
 """How often `flatout explain` names the true cause of recorded failures.
 
-    python3 campaigns/diagnose.py CASES [--noise 5000] [--failures] [--out FOLDER]
+    python3 campaigns/diagnose.py CASES [--noise 5000 | --cut] [--half a] [--failures]
 
 CASES is a folder of folders, each with `input.txt` and `case.yaml` (fields `cause`,
 `also_acceptable`, `decidable`, `family`, `answer`; one line each), or of tables as in
 tests/cases/threads. Tables are split into two halves by source: fix rules with one half, score them
 with the other. Top-1: the first finding is the cause or an acceptable one; top-3: one of the first
-three is. A finding with severity error where the cause is `none` is a false alarm. `--noise N` puts
-each input into N lines of ordinary output.
+three is. A finding with severity error where the cause is `none` is a false alarm. `*.log` files in
+the folder are healthy. `--noise N` puts each input into N lines of ordinary output; `--cut` leaves
+only the first line that the diagnosis shows as evidence for the cause. The calibration compares how
+certain the first finding says it is with how often it is right.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import operator
 import random
 import sys
 import time
@@ -24,6 +27,7 @@ from pathlib import Path
 
 from flatout.doctor.diagnose import case_from_text, diagnose
 from flatout.doctor.ruleset import shipped_rules
+from flatout.schema.finding import Evidence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -52,12 +56,16 @@ class RecordedCase:
 
 @dataclass(frozen=True)
 class Result:
-    """The diagnosis of a case. findings: rule ids; alarms: those with severity error."""
+    """The diagnosis of a case.
+
+    findings: rule ids. alarms: those with severity error. certainty: of the first finding.
+    """
 
     case: RecordedCase
     findings: tuple[str, ...]
     alarms: tuple[str, ...]
     elapsed_s: float
+    certainty: str = "silent"
 
     def is_right(self, depth: int) -> bool:
         """Whether the cause is among the first findings; for a healthy machine, no errors."""
@@ -68,6 +76,12 @@ class Result:
 
 def read_cases(folder: Path) -> Iterator[RecordedCase]:
     """The cases of a folder, by name."""
+    for path in sorted(folder.glob("*.log")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        yield RecordedCase(
+            name=path.name, text=text, causes=("none",), is_healthy=True, decidable="yes",
+            family="healthy", answer="healthy",
+        )  # fmt: skip
     for tables in sorted(folder.glob("*.toml")):
         yield from _tabled(tables)
     for path in sorted(folder.glob("*/case.yaml")):
@@ -120,7 +134,21 @@ def judge(case: RecordedCase, text: str) -> Result:
         findings=tuple(one.rule for one in found),
         alarms=tuple(one.rule for one in found if one.severity == "error"),
         elapsed_s=time.perf_counter() - began,
+        certainty=found[0].certainty if found else "silent",
     )
+
+
+def cut(case: RecordedCase) -> str:
+    """The line that is shown as evidence for the cause; the whole text if there is none."""
+    found = diagnose(case_from_text([case.text.encode()], RULESET), RULESET).findings
+    lines = [
+        part.text
+        for finding in found
+        if finding.rule in case.causes
+        for part in finding.evidence
+        if isinstance(part, Evidence) and (part.where or "").startswith("line ")
+    ]
+    return lines[0] if lines else case.text
 
 
 def score(members: Sequence[Result]) -> dict[str, int]:
@@ -167,6 +195,39 @@ def measured(results: Sequence[Result], num_noise: int) -> list[Measurement]:
     ]
 
 
+def calibration(results: Sequence[Result]) -> dict[str, dict[str, int]]:
+    """By the certainty of the first finding: how many cases, and how many of them are right.
+
+    A healthy case counts as right if it raised no alarm.
+    """
+    return {
+        certainty: {
+            "cases": len(members),
+            "right": sum(one.is_right(1) for one in members),
+            "of_those_decidable": sum(one.case.decidable == "yes" for one in members),
+            "right_of_those_decidable": sum(
+                one.is_right(1) for one in members if one.case.decidable == "yes"
+            ),
+        }
+        for certainty in ("decided", "likely", "possible", "silent")
+        if (members := [one for one in results if one.certainty == certainty])
+    }
+
+
+def calibration_table(results: Sequence[Result]) -> Iterator[str]:
+    """The calibration, for people."""
+    yield f"{'first finding says':<24}{'cases':>7}{'right':>9}"
+    for certainty, counts in calibration(results).items():
+        share = counts["right"] / counts["cases"]
+        yield f"{certainty:<24}{counts['cases']:>7}{share:9.1%}"
+    wrong = [
+        one.case.name
+        for one in results
+        if one.certainty == "decided" and not one.is_right(1) and not one.case.is_healthy
+    ]
+    yield f"{'wrong but decided':<24}{len(wrong):>7}   {', '.join(wrong)}".rstrip()
+
+
 def table(title: str, results: Sequence[Result], key: str) -> Iterator[str]:
     """Scores by one field of the cases."""
     yield f"{title:<24}{'cases':>7}{'top-1':>9}{'top-3':>9}{'false alarms':>14}"
@@ -205,6 +266,7 @@ def report(results: Sequence[Result]) -> Iterator[str]:
         )
     healthy = [one for one in results if one.case.is_healthy]
     yield f"{'false alarms':<24}{sum(bool(one.alarms) for one in healthy):>7} of {len(healthy)}"
+    yield from ("", *calibration_table(results), "")
     slowest = max((one.elapsed_s for one in results), default=0.0)
     yield f"{'slowest':<24}{slowest * 1000:>7.0f} ms"
 
@@ -223,6 +285,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cases", type=Path)
     parser.add_argument("--noise", type=int, default=0, metavar="LINES")
+    parser.add_argument("--cut", action="store_true", help="only the decisive line of each case")
+    parser.add_argument("--half", choices=("a", "b"), help="only this half of the tables")
+    parser.add_argument("--name", help="name of the result file (default: diagnose...)")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="output folder (default: results)"
     )
@@ -231,17 +296,21 @@ def main(arguments: Sequence[str]) -> int:
     )
     asked = parser.parse_args(arguments)
     draw = random.Random(SEED)
+    shown = cut if asked.cut else operator.attrgetter("text")
     results = [
-        judge(case, noisy(case.text, asked.noise, draw) if asked.noise else case.text)
+        judge(case, noisy(case.text, asked.noise, draw) if asked.noise else shown(case))
         for case in read_cases(asked.cases)
+        if asked.half is None or case.half in (asked.half, "-")
     ]
     if not results:
         print(f"no cases in {asked.cases}", file=sys.stderr)
         return 2
     print("\n".join([*report(results), *(failures(results) if asked.failures else ())]))
-    name = f"diagnose-noise-{asked.noise}" if asked.noise else "diagnose"
+    kind = f"-noise-{asked.noise}" if asked.noise else "-cut" if asked.cut else ""
+    name = asked.name or f"diagnose{kind}"
     found = measured(results, asked.noise)
-    print(write_result(name, read_machine(), found, scores(results), asked.out))
+    more = {**scores(results), "calibration": {"certainty": calibration(results)}}
+    print(write_result(name, read_machine(), found, more, asked.out))
     return 0
 
 

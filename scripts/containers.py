@@ -314,8 +314,8 @@ def _left_over(docker: Docker) -> set[str]:
 
 def _labelled(docker: Docker, kind: str, label: str) -> list[str]:
     every = ["--all"] if kind == "container" else []
-    told = docker.ask(kind, "ls", *every, "--quiet", "--filter", f"label={label}")
-    return list(dict.fromkeys(told.stdout.split()))
+    reported = docker.ask(kind, "ls", *every, "--quiet", "--filter", f"label={label}")
+    return list(dict.fromkeys(reported.stdout.split()))
 
 
 def _take_public_image(docker: Docker) -> None:
@@ -374,8 +374,8 @@ def _projects(docker: Docker) -> set[str]:
     for kind in ("container", "network", "volume"):
         every = ["--all"] if kind == "container" else []
         form = f'{{{{.Label "{_COMPOSE}"}}}}'
-        told = docker.ask(kind, "ls", *every, "--filter", f"label={_COMPOSE}", "--format", form)
-        found |= {name for name in told.stdout.split() if name.startswith(f"{NAMES}-")}
+        reported = docker.ask(kind, "ls", *every, "--filter", f"label={_COMPOSE}", "--format", form)
+        found |= {name for name in reported.stdout.split() if name.startswith(f"{NAMES}-")}
     return found
 
 

@@ -127,8 +127,8 @@ def _archive() -> list[str]:
 
     Otherwise debootstrap uses its default.
     """
-    told = run(["apt-cache", "policy", "base-files"], 60.0).stdout.split()
-    found = [word for word in told if word.startswith("http") and word.endswith("/debian")]
+    reported = run(["apt-cache", "policy", "base-files"], 60.0).stdout.split()
+    found = [word for word in reported if word.startswith("http") and word.endswith("/debian")]
     return found[:1]
 
 
