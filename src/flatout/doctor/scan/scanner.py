@@ -37,6 +37,7 @@ class _Text:
     def __init__(self, text: str, signature: Signature) -> None:
         self.signature = signature
         self.needle = text.encode().lower()
+        self.shape = self.needle.translate(_TO_SHAPE)
         self.words = frozenset(word.encode() for word in required_words(text))
 
 
@@ -48,6 +49,12 @@ class SignatureHit:
         self.last: deque[Sign] = deque(maxlen=KEPT_LAST)
         self.count = 0
         self._refused: dict[int, int] = {}
+        self._num_refused = 0
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether any line was rejected often enough."""
+        return self._num_refused > 0
 
     def add(self, sign: Sign) -> None:
         """Adds a match; those in the middle are dropped."""
@@ -57,37 +64,46 @@ class SignatureHit:
         else:
             self.last.append(sign)
 
-    def is_refused(self, window: bytes) -> bool:
-        """Whether lines like this one were rejected often enough."""
-        return self._refused.get(hash(window.translate(_TO_SHAPE)), 0) >= _REFUSED_ENOUGH
+    def is_refused(self, shape: bytes) -> bool:
+        """Whether lines of this shape were rejected often enough."""
+        return self._refused.get(hash(shape), 0) >= _REFUSED_ENOUGH
 
-    def refuse(self, window: bytes) -> None:
+    def refuse(self, shape_of_line: bytes) -> None:
         """Remembers a line that the pattern did not match."""
-        shape = hash(window.translate(_TO_SHAPE))
+        shape = hash(shape_of_line)
         if len(self._refused) >= _MOST_SHAPES:
             self._refused.clear()
+            self._num_refused = 0
         self._refused[shape] = self._refused.get(shape, 0) + 1
+        self._num_refused += self._refused[shape] == _REFUSED_ENOUGH
 
 
 def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, tuple[Sign, ...]]:
     """The matches of every signature, in text order; empty for one that does not occur.
 
-    A block of text is first split into its set of words. A signature is searched only if all its
-    words are among them, and its pattern is tried only where its fixed text is found.
+    Of the lines of a block, those that differ only in digits are looked at once: this gives its
+    words, and the texts that may be in it. A signature is searched only if all its words are there,
+    and its pattern is tried only where its fixed text is found.
     """
     by_word = _by_rarest_word(tuple(signatures))
     seen = {signature.id: SignatureHit() for signature in signatures}
     line = 1
     for block, ahead in _blocks(cleaned(chunks)):
-        words = set(block.translate(_TO_WORDS).split())
+        # A progress bar's lone CRs separate lines for matching; only newlines count as line numbers.
+        whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
+        shapes = set(whole[: len(block)].translate(_TO_SHAPE).split(b"\n"))
+        sample = b"\n".join(shapes).lower()
+        words = set(sample.translate(_TO_WORDS).split())
         candidates = [
             text
             for word in by_word.keys() & words
             for text in by_word[word]
-            if text.words <= words and seen[text.signature.id].count < SEEN_ENOUGH
+            if text.words <= words
+            and text.shape in sample
+            and _is_open(text, shapes, seen[text.signature.id])
         ]
         if candidates:
-            _search_block(block, ahead, line, candidates, seen)
+            _search_block(block, whole, line, candidates, seen)
         line += block.count(b"\n")
     return {
         id: tuple(sorted((*hit.first, *hit.last), key=lambda sign: sign.line))
@@ -118,16 +134,23 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     yield buffer, b""
 
 
+def _is_open(text: _Text, shapes: set[bytes], hit: SignatureHit) -> bool:
+    """Whether a text is to be searched: its pattern has not rejected all lines that have it."""
+    if hit.count >= SEEN_ENOUGH:
+        return False
+    if not hit.has_refused or text.signature.lines > 1:
+        return True
+    return any(text.shape in shape.lower() and not hit.is_refused(shape) for shape in shapes)
+
+
 def _search_block(
     block: bytes,
-    ahead: bytes,
+    whole: bytes,
     line: int,
     candidates: Sequence[_Text],
     seen: dict[str, SignatureHit],
 ) -> None:
-    # A progress bar's lone CRs separate lines for matching; only newlines count as line numbers.
     small = block.lower().replace(b"\r", b"\n")
-    whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
     for text in candidates:
         signature, hit = text.signature, seen[text.signature.id]
         at = small.find(text.needle)
@@ -135,11 +158,12 @@ def _search_block(
         while at >= 0 and hit.count < SEEN_ENOUGH:
             begin = max(small.rfind(b"\n", 0, at) + 1, at - WINDOW_BYTES)
             end = _end(whole, at, signature.lines)
-            if not hit.is_refused(whole[begin:end]):
+            shape = whole[begin:end].translate(_TO_SHAPE)
+            if not hit.is_refused(shape):
                 window = whole[begin:end].decode(errors="replace")
                 values = signature.match(window)
                 if values is None:
-                    hit.refuse(whole[begin:end])
+                    hit.refuse(shape)
                 else:
                     number += block.count(b"\n", counted, begin)
                     counted = begin
