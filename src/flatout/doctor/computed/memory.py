@@ -34,7 +34,8 @@ def too_small(case: Case) -> Verdict | None:
     if memory and memory.total:
         has_other_cause = memory.is_fragmented or memory.is_used_by_others
         return Verdict(certainty="possible" if has_other_cause else "decided", because=because)
-    certainty = case.certainty("serving-out-of-memory", "allocator-out-of-memory")
+    # Without numbers, another process may hold the memory.
+    certainty = case.certainty("serving-out-of-memory")
     return Verdict(certainty=certainty, because=because)
 
 
