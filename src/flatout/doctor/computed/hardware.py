@@ -8,6 +8,7 @@ from flatout.doctor.fact_check import Facts, fact, seen_xids, version
 from flatout.doctor.rule import Case, Verdict
 from flatout.schema.finding import Evidence
 from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
 _BLACKWELL = ("RTX 50", "RTX PRO", "B100", "B200", "B300", "GB200")
 _HEAT_OR_POWER = {
@@ -139,3 +140,37 @@ def card_unsupported(case: Case) -> Verdict | None:
     legacy = case.value("card-unsupported", "legacy")
     because = f"the card needs driver branch {legacy}" if legacy else None
     return Verdict(certainty="decided", because=because)
+
+
+# Below these, published examples do not run as they are.
+_LEAST_MEMORY_BYTES = 7.5 * 2**30
+_LEAST_GPU_BYTES = 3.5 * 2**30
+
+
+def machine_is_small(machine: Machine) -> Facts:
+    """Memory below 8 GB, or a GPU with less than 4 GB."""
+    memory = machine.memory.total_bytes
+    small = [
+        gpu
+        for gpu in machine.gpus
+        if gpu.memory_bytes is not None and gpu.memory_bytes < _LEAST_GPU_BYTES
+    ]
+    return (
+        *(
+            fact(f"{bytes_text(memory)} of memory", "the system")
+            if memory is not None and memory < _LEAST_MEMORY_BYTES
+            else ()
+        ),
+        *(
+            part
+            for gpu in small
+            for part in fact(f"GPU {gpu.index} has {bytes_text(gpu.memory_bytes or 0)}", "NVML")
+        ),
+    )
+
+
+def driver_counts_no_gpu(machine: Machine) -> Facts:
+    """The driver's library answers, and counts no GPU."""
+    if machine.driver is None or machine.gpus or "gpus" in machine.unread:
+        return ()
+    return fact(f"driver {machine.driver} counts 0 GPUs", "NVML")

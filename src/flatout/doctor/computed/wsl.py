@@ -388,3 +388,25 @@ def _build_number(machine: Machine) -> int | None:
     """ "10.0.19045.3803" -> 19045."""
     build = machine.windows.build if machine.windows else None
     return int(build.split(".")[2]) if build else None
+
+
+def distribution_uses_musl(machine: Machine) -> Facts:
+    """The distribution's C library is musl."""
+    host = machine.host
+    if host.wsl is None or host.glibc or not (host.distribution or "").startswith("Alpine"):
+        return ()
+    return fact(f"{host.distribution}, which has musl", "/etc/os-release")
+
+
+def drive_has_no_metadata(machine: Machine) -> Facts:
+    """The project, data or home folder is on a Windows drive mounted without `metadata`."""
+    return tuple(
+        part
+        for disk in machine.disks or ()
+        if disk.is_windows_drive
+        and disk.has_metadata is False
+        and disk.role in ("project", "data", "home")
+        for part in fact(
+            f"{disk.role} on a Windows drive, mounted without metadata", "/proc/self/mountinfo"
+        )
+    )

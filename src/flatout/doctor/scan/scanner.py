@@ -89,7 +89,8 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
     seen = {signature.id: SignatureHit() for signature in signatures}
     line = 1
     for block, ahead in _blocks(cleaned(chunks)):
-        # A progress bar's lone CRs separate lines for matching; only newlines count as line numbers.
+        # A progress bar's lone CRs separate lines for matching; only newlines count as line
+        # numbers.
         whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
         shapes = set(whole[: len(block)].translate(_TO_SHAPE).split(b"\n"))
         sample = b"\n".join(shapes).lower()

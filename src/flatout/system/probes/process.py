@@ -43,7 +43,18 @@ NAMES = (
 )  # fmt: skip
 
 
+# They hold a path, so only whether a toolkit is there is read.
+_TOOLKIT_FOLDERS = ("CUDA_PATH", "CUDA_HOME")
+
+
 def probe_variables(system: System) -> tuple[dict[str, str], dict[str, str]]:
     """The variables that are set, with their values; none of them is unknown."""
     environment = system.environment
-    return {name: environment[name] for name in NAMES if name in environment}, {}
+    values = {name: environment[name] for name in NAMES if name in environment}
+    slash, program = ("\\", "nvcc.exe") if system.platform == "win32" else ("/", "nvcc")
+    for name in _TOOLKIT_FOLDERS:
+        folder = environment.get(name, "").rstrip(slash)
+        if folder:
+            is_there = system.exists(f"{folder}{slash}bin{slash}{program}")
+            values[name] = "true" if is_there else "false"
+    return values, {}
