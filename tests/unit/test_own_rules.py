@@ -109,6 +109,21 @@ def test_invalid_own_rule_is_named_and_the_others_still_work(home: Path) -> None
     assert done.returncode == 0
 
 
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="every file can be read")
+def test_rule_that_could_not_be_read_is_read_when_it_can(home: Path) -> None:
+    installed(home)
+    file = home / ".config" / "flatout" / "rules" / f"{ID}.toml"
+    file.chmod(0)
+    assert "No known cause" in flatout(home, "explain", "failed.log").stdout
+    file.chmod(0o600)
+    assert "All seats" in flatout(home, "explain", "failed.log").stdout
+
+
+def test_own_rule_of_a_windows_editor_is_read(home: Path) -> None:
+    installed(home, "\ufeff" + RULE.replace("\n", "\r\n"))
+    assert "All seats" in flatout(home, "explain", "failed.log").stdout
+
+
 def test_own_rule_cannot_name_code(home: Path) -> None:
     installed(home, RULE.replace('decided = "no-seat"', 'verdict = "memory.anything"'))
     done = flatout(home, "explain", "failed.log")

@@ -88,6 +88,13 @@ def test_default_stands_for_a_value_that_was_not_captured() -> None:
         ("[[fix]]", "[[fix]", "line"),
         ('text = "put it out"', "", "a fix needs a `text`"),
         ('where = { wsl = "powershell"', 'where = { wsl = "cmd"', "cmd"),
+        ("smoke and not steam", "(" * 5_000 + "smoke" + ")" * 5_000, "nested too deeply"),
+        ('problem = "The disk is on fire."', "problem = []", "`problem` is empty"),
+        ('texts = ["only steam"]', 'pattern = "steam {0,99999999999999}"', "too large"),
+        ('texts = ["only steam"]', 'texts = ["only steam"]\nlines = 0', "at least 1"),
+        ('id = "steam"', 'id = "wsl"', "another meaning"),
+        ("why =", 'explains = ["disk-is-on-fire"]\nwhy =', "names the rule itself"),
+        ("why =", "prior = 101\nwhy =", "between 0 and 100"),
     ],
 )
 def test_invalid_rule_says_what_is_wrong(old: str, new: str, why: str) -> None:
@@ -106,6 +113,11 @@ def test_rule_that_does_not_fit_the_others_is_named() -> None:
     assert found == ["`no-such-sign` is in a condition, but no signature has this id"]
     double = VALID.replace("smoke", taken.signatures[0].id)
     assert any("already a signature" in one for one in problems_of(rule_of(double), others))
+    for old in ("{smoke.color|grey}", "smoke.color=white"):
+        wrong = VALID.replace(old, old.replace("smoke.color", "smoke.colour"))
+        assert problems_of(rule_of(wrong), others) == [
+            "`smoke.colour` is used, but no signature `smoke` captures a group `colour`"
+        ]
     explains = VALID.replace("why =", 'explains = ["no-such-rule"]\nwhy =')
     assert problems_of(rule_of(explains), others) == [
         "`explains` names `no-such-rule`, which is no rule"

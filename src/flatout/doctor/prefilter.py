@@ -15,6 +15,8 @@ from typing import Any
 
 # More combinations of alternatives are cut where they branch.
 _MOST_TEXTS = 24
+# So few repetitions of a repetition do not make a pattern slow.
+_FEW = 8
 _LETTERS = re.compile(r"[a-z]+")
 _OPEN = "\0"
 _LINE_END = ord("\n")
@@ -61,7 +63,7 @@ def required_words(text: str) -> frozenset[str]:
 
 
 def has_nested_repetition(pattern: str) -> bool:
-    """Whether a part without an upper bound is itself repeated without one, such as `(a+)*`."""
+    """Whether a part that is often repeated contains another such part, as in `(a+)*`."""
     return any(_nested(_parser.parse(pattern, re.IGNORECASE), is_repeated=False))
 
 
@@ -69,7 +71,7 @@ def _nested(parsed: Any, *, is_repeated: bool) -> Iterator[bool]:
     for kind, value in parsed:
         match str(kind):
             case "MAX_REPEAT" | "MIN_REPEAT":
-                is_open = int(value[1]) > 1_000
+                is_open = int(value[1]) > _FEW
                 yield is_repeated and is_open
                 yield from _nested(value[2], is_repeated=is_repeated or is_open)
             case "BRANCH":

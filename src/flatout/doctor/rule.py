@@ -220,6 +220,11 @@ def _filled(text: str, case: Case) -> str:
     return _CAPTURED.sub(value, text) if "{" in text else text
 
 
+def captured_values(text: str) -> set[tuple[str, str]]:
+    """Sign and group of each captured value in a text."""
+    return {(match[1], match[2]) for match in _CAPTURED.finditer(text)}
+
+
 def _holds(condition: str | None, case: Case) -> bool:
     return condition is None or _parsed(condition).holds(case)
 

@@ -6,18 +6,20 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.doctor.condition import FACTS, Name, names_in, parse_condition
 from flatout.doctor.prefilter import has_nested_repetition, required_words, texts_of
-from flatout.doctor.rule import Rule
+from flatout.doctor.rule import Rule, captured_values
 from flatout.doctor.rule_data import RuleData, SignatureData, Text
 from flatout.doctor.scan.xid import xid
 from flatout.doctor.signature import Signature
 
 _ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_RESERVED = {"and", "or", "not", *FACTS}
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -53,9 +55,12 @@ def rule_from(text: str, *, file: str, family: str, is_own: bool = False) -> Rul
             triggers=_triggers(data),
         )
         _check(rule, is_own=is_own)
-    except (tomllib.TOMLDecodeError, ValueError, re.error) as error:
+    except RecursionError as error:
+        raise RuleProblem(file=file, why="it is nested too deeply") from error
+    # Python's parser of patterns reports a repetition of 10**12 as an OverflowError.
+    except (ValueError, OverflowError, re.error) as error:
         raise RuleProblem(file=file, why=_AT.sub(r": `\1`", str(error))) from error
-    if not file.endswith(f"{data.id}.toml"):
+    if Path(file).name != f"{data.id}.toml":
         raise RuleProblem(file=file, why=f"the file must be called {data.id}.toml, as its `id`")
     return rule
 
@@ -82,6 +87,10 @@ def signature_from(data: SignatureData, *, is_checked: bool = False) -> Signatur
     """
     if not _ID.fullmatch(data.id):
         raise ValueError(f"signature `{data.id}`: the id must be words joined by hyphens")
+    if data.id in _RESERVED:
+        raise ValueError(f"signature `{data.id}`: the id has another meaning in conditions")
+    if data.lines < 1:
+        raise ValueError(f"signature `{data.id}`: `lines` must be at least 1")
     if data.xid:
         return xid(data.id, *data.xid)
     pattern = data.pattern if isinstance(data.pattern, str) else "|".join(data.pattern)
@@ -92,8 +101,8 @@ def signature_from(data: SignatureData, *, is_checked: bool = False) -> Signatur
             raise ValueError(f"signature `{data.id}`: the pattern is invalid: {error}") from error
         if has_nested_repetition(pattern):
             raise ValueError(
-                f"signature `{data.id}`: a repetition inside a repetition can take forever; give "
-                "one of them an upper bound, such as {0,80}"
+                f"signature `{data.id}`: a repetition inside a repetition can take forever; "
+                "repeat only one of them, or the outer one at most 8 times"
             )
     texts = data.texts or (texts_of(pattern, lines=data.lines) if pattern else ())
     if not texts:
@@ -128,6 +137,12 @@ def _check(rule: Rule, *, is_own: bool) -> None:
     data = rule.data
     if not _ID.fullmatch(data.id):
         raise ValueError(f"`id` is `{data.id}`; it must be words joined by hyphens")
+    if not data.problem:
+        raise ValueError("`problem` is empty")
+    if not 0 <= data.prior <= 100:
+        raise ValueError(f"`prior` is {data.prior}; it must be between 0 and 100")
+    if data.id in data.explains:
+        raise ValueError("`explains` names the rule itself, whose finding would be omitted")
     if data.verdict is None and not rule.triggers:
         raise ValueError("one of `decided`, `likely` and `possible` must name a signature")
     for fix in data.fix:
@@ -177,3 +192,13 @@ def unknown_signs(rule: Rule, known: set[str]) -> list[str]:
     named |= {*rule.data.evidence}
     own = {signature.id for signature in rule.signatures} | {fact.sign for fact in rule.data.fact}
     return sorted(named - own - known)
+
+
+def used_values(rule: Rule) -> set[tuple[str, str]]:
+    """Sign and group of each captured value that the rule asks for or shows."""
+    data = rule.data
+    shown = [*data.confirm, *(command for fix in data.fix for command in fix.commands)]
+    for text in _texts(data):
+        shown += [text] if isinstance(text, str) else [variant.text for variant in text]
+    asked = {(name.sign, name.value) for name in _names(data) if name.value is not None}
+    return asked.union(*map(captured_values, shown))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from flatout.doctor.rule import Rule
-from flatout.doctor.rule_file import RuleProblem, rule_from, signatures_from, unknown_signs
+from flatout.doctor.rule_file import RuleProblem, rule_from, signatures_from, unknown_signs, used_values
 from flatout.doctor.scan.facts import FACTS
 from flatout.doctor.signature import Signature
 from flatout.system.store import rule_files
@@ -20,8 +21,11 @@ _SHARED = RULES_FOLDER / "shared.toml"
 OWN = "own"
 # These decide what a file means: if they change, so does everything made of the files.
 _READERS = tuple(
-    Path(__file__).with_name(name)
-    for name in ("condition.py", "prefilter.py", "rule.py", "rule_data.py", "rule_file.py")
+    Path(__file__).parent / name
+    for name in (
+        "condition.py", "prefilter.py", "rule.py", "rule_data.py", "rule_file.py", "scan/facts.py",
+        "scan/xid.py", "signature.py",
+    )  # fmt: skip
 )
 
 
@@ -137,9 +141,20 @@ def problems_of(rule: Rule, others: RuleSet) -> list[str]:
     """What does not fit between a rule and all others."""
     signatures = {signature.id for signature in others.signatures}
     signs = signatures | {fact.sign for other in others.rules for fact in other.data.fact}
+    values = used_values(rule)
     found = [
         f"`{sign}` is in a condition, but no signature has this id"
         for sign in unknown_signs(rule, signs)
+    ]
+    groups = {
+        signature.id: re.compile(signature.pattern or "").groupindex
+        for signature in (*others.signatures, *rule.signatures)
+        if signature.id in {sign for sign, _ in values}
+    }
+    found += [
+        f"`{sign}.{name}` is used, but no signature `{sign}` captures a group `{name}`"
+        for sign, name in sorted(values)
+        if name not in groups.get(sign, {})
     ]
     if others.find(rule.id) is not None:
         found.append(f"there is already a rule `{rule.id}`")

@@ -23,6 +23,8 @@ _LONGEST_LINE = 400
 # the same line a million times.
 _REFUSED_ENOUGH = 100
 _MOST_SHAPES = 2_000
+# Summaries of test runs name failures that were expected.
+_EXPECTED = (b"XFAIL ", b"SKIPPED [")
 
 # Letters in lower case, everything else a space: a text becomes words.
 _TO_WORDS = bytes(
@@ -160,7 +162,7 @@ def _search_block(
             begin = max(small.rfind(b"\n", 0, at) + 1, at - WINDOW_BYTES)
             end = _end(whole, at, signature.lines)
             shape = whole[begin:end].translate(_TO_SHAPE)
-            if not hit.is_refused(shape):
+            if not hit.is_refused(shape) and not shape.startswith(_EXPECTED):
                 window = whole[begin:end].decode(errors="replace")
                 values = signature.match(window)
                 if values is None:

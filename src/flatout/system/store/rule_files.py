@@ -48,14 +48,16 @@ def read_rule(path: Path) -> RuleFile:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise ValueError(f"it is larger than {_MOST_BYTES // 1024} KiB")
-    return RuleFile(path, path.parent.name, content.decode())
+    return RuleFile(path, path.parent.name, content.decode("utf-8-sig"))
 
 
 def stamp(files: Sequence[Path]) -> str:
     """Changes whenever one of these files does, or flatout is another version."""
     digest = hashlib.sha256(__version__.encode())
     for path, status in _statuses(files):
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
+        # The mode, because a file that could not be read may be readable now.
+        facts = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}\n"
+        digest.update(facts.encode(errors="replace"))
     return digest.hexdigest()
 
 
