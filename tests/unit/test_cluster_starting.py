@@ -43,9 +43,14 @@ class Engine(RecordedSystem):
         """What Docker answers now."""
         if argv[1] == "restart":
             self.restarted.append(argv[2])
-        reported = {"inspect": json.dumps(list(self.rows.values())),
-                    "logs": GAVE_UP, "exec": REPORT,
-                    "ps": "\n".join(self.rows), "version": "27.0.0", "compose": "2.29.0"}  # fmt: skip
+        reported = {
+            "inspect": json.dumps(list(self.rows.values())),
+            "logs": GAVE_UP,
+            "exec": REPORT,
+            "ps": "\n".join(self.rows),
+            "version": "27.0.0",
+            "compose": "2.29.0",
+        }
         return Completed(stdout=reported.get(argv[1], ""), exit_code=0)
 
     def end(self, name: str, *, at: str, **state: Any) -> None:

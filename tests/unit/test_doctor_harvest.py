@@ -1,4 +1,4 @@
-"""The half of the collected failures that rules were made from, and logs of programs that worked."""
+"""The half of the collected failures that rules were made from, and logs of healthy programs."""
 
 from __future__ import annotations
 

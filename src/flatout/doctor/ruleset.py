@@ -10,7 +10,13 @@ from pathlib import Path
 import msgspec
 
 from flatout.doctor.rule import Rule
-from flatout.doctor.rule_file import RuleProblem, rule_from, signatures_from, unknown_signs, used_values
+from flatout.doctor.rule_file import (
+    RuleProblem,
+    rule_from,
+    signatures_from,
+    unknown_signs,
+    used_values,
+)
 from flatout.doctor.scan.facts import FACTS
 from flatout.doctor.signature import Signature
 from flatout.system.store import rule_files
@@ -25,8 +31,8 @@ _READERS = tuple(
     for name in (
         "condition.py", "prefilter.py", "rule.py", "rule_data.py", "rule_file.py", "scan/facts.py",
         "scan/xid.py", "signature.py",
-    )  # fmt: skip
-)
+    )
+)  # fmt: skip
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
