@@ -28,7 +28,7 @@ def cluster(folder: Path, engine: str = "ray") -> Path:
 
 
 def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
-    where = train.Where(
+    where = train.ClusterTarget(
         head=RayHead(address="http://127.0.0.1:9265"),
         folder=Folder(
             path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs"), "CLUSTER_DATA": "data"}
@@ -41,7 +41,9 @@ def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
         where.inside(tmp_path / "elsewhere" / "digits-0001")
     assert reported.value.rule == "run-not-shared"
     # Machines with one shared disk see it at one path.
-    assert train.Where(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(tmp_path)
+    assert train.ClusterTarget(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

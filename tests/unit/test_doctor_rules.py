@@ -32,6 +32,13 @@ def test_names_are_given_once() -> None:
     ] == []
 
 
+def test_no_two_rules_explain_each_other() -> None:
+    # Each would hide the other.
+    explained = {rule.id: set(rule.explains) for rule in RULESET.rules}
+    for first, others in explained.items():
+        assert [other for other in others if first in explained[other]] == [], first
+
+
 @pytest.mark.parametrize("rule", RULESET.rules, ids=lambda rule: rule.id)
 def test_rule_is_quiet_when_nothing_is_known(rule: Rule) -> None:
     assert rule.check(case_from_machine(Machine(), RULESET)) is None

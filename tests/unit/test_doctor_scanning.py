@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from flatout.doctor.ruleset import shipped_rules
 from flatout.doctor.scan.scanner import KEPT_FIRST, KEPT_LAST, scan
 from flatout.doctor.signature import Sign, signature
 
@@ -84,3 +85,11 @@ def test_scan_finds_it_behind_many_lines_that_look_alike() -> None:
     refused = b"".join(b"step %d: the alarm rings not\n" % number for number in range(20_000))
     [sign] = alarms(refused + b"the alarm rings 3 times\n")
     assert sign.line == 20_001
+
+
+def test_line_is_not_lost_among_many_that_differ_in_digits() -> None:
+    lines = [f"NVRM: Xid (PCI:0000:01:00): 43, pid={number}, Ch 8" for number in range(300)]
+    lines.append("NVRM: Xid (PCI:0000:01:00): 79, pid=1, Ch 8")
+    ruleset = shipped_rules()
+    signs = scan(["\n".join(lines).encode()], ruleset.signatures)
+    assert [sign.line for sign in signs["xid-fallen-off-bus"]] == [301]

@@ -21,6 +21,7 @@ from flatout.setup.env.existing import lacking, state_of
 from flatout.setup.env.location import location_for
 from flatout.setup.model.environment_request import EnvironmentRequest
 from flatout.setup.packages import bundles
+from flatout.system import atomic_files
 from flatout.system.host_system import LocalSystem
 from flatout.system.paths import environments_folder, runs_folder
 from flatout.system.probes.machine import probe
@@ -325,3 +326,25 @@ def machine_words(here: Machine) -> str:
     from flatout.setup.env.context import machine_text
 
     return machine_text(here)
+
+
+def test_folder_whose_note_was_half_written_is_used_again(home: Path) -> None:
+    folder = environments_folder() / "jax"
+    folder.mkdir(parents=True)
+    atomic_files.part_path(folder / environment_folder.NOTE).write_text("{")
+    assert environments.folder_for("jax", None) == folder
+    put("jax")
+    assert environments.read_environment("jax") is not None
+
+
+def test_whole_environment_loses_the_note_of_its_making(home: Path) -> None:
+    folder = environments_folder() / "jax"
+    put("jax")
+    atomic_files.write_json(folder / environment_folder.NOTE, environment_folder.note("jax"))
+    environment_folder.forget_note(folder)
+    assert not (folder / environment_folder.NOTE).exists()
+    half = environments_folder() / "half"
+    half.mkdir()
+    atomic_files.write_json(half / environment_folder.NOTE, environment_folder.note("half"))
+    environment_folder.forget_note(half)
+    assert (half / environment_folder.NOTE).exists()

@@ -134,6 +134,6 @@ def test_own_rule_cannot_name_code(home: Path) -> None:
 def test_damaged_cache_is_made_again(home: Path) -> None:
     installed(home)
     flatout(home, "explain", "failed.log")
-    for content in ("", "{}", '{"stamp": "x"'):
+    for content in ("", "{}", '{"stamp": "x"', '{"x": ' + "[" * 100_000):
         (home / "cache" / "rules.json").write_text(content, encoding="utf-8")
         assert "All seats" in flatout(home, "explain", "failed.log").stdout

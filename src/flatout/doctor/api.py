@@ -16,7 +16,7 @@ from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.doctor.model.doctor_request import DoctorRequest
 from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.redaction import redacted
-from flatout.doctor.ruleset import all_rules
+from flatout.doctor.ruleset import all_rules, shipped_rules
 from flatout.doctor.sarif import sarif
 from flatout.errors import UsageError
 from flatout.schema.finding import Fix
@@ -106,7 +106,7 @@ def _near(wrong: str, known: list[str]) -> str:
 
 def report(examined: Examined) -> dict[str, Any]:
     """The result as JSON, limited to what may be shared, since users send it to others."""
-    shown = shown_to_others(examined.diagnosis, all_rules().rules)
+    shown = shown_to_others(examined.diagnosis, shipped_rules().rules)
     return {
         "report_version": 1,
         "machine": redacted(examined.machine),
@@ -117,7 +117,7 @@ def report(examined: Examined) -> dict[str, Any]:
 
 def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     """The findings as SARIF."""
-    return sarif(shown_to_others(diagnosis, all_rules().rules).findings, __version__)
+    return sarif(shown_to_others(diagnosis, shipped_rules().rules).findings, __version__)
 
 
 def recording_text(machine: Machine) -> str:

@@ -17,7 +17,7 @@ from flatout.doctor.diagnose import MachineReader, case_from_text, diagnose, no_
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.rule_page import page_of
-from flatout.doctor.ruleset import all_rules
+from flatout.doctor.ruleset import all_rules, shipped_rules
 from flatout.errors import UsageError
 from flatout.schema.exit_status import Outcome
 from flatout.schema.finding import Evidence, Finding
@@ -81,7 +81,7 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
 
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
     """The findings as they may be shared: without personal names and paths."""
-    shown = shown_to_others(diagnosis, all_rules().rules)
+    shown = shown_to_others(diagnosis, shipped_rules().rules)
     # A path may contain a user's name.
     return msgspec.structs.replace(shown, source=shown.source and Path(shown.source).name)
 

@@ -8,6 +8,9 @@ import msgspec
 
 # A pattern sees only this much around a fixed text, so that no input can make it slow.
 WINDOW_BYTES = 2048
+# How often a part of a pattern is repeated.
+_COUNTS = re.compile(r"\{\d*,?\d*\}|\\d|\\x[0-9a-f]{2}|\[0-9|0-9\]", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?![A-Za-z\d])")
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +42,11 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
     pattern: str | None = None
     lines: int = 1
+
+    @property
+    def has_digits(self) -> bool:
+        """Whether its pattern asks for certain numbers, as in `error 803`; not `python3`."""
+        return bool(_NUMBER.search(_COUNTS.sub("", self.pattern or "")))
 
     def match(self, window: str) -> dict[str, str] | None:
         """The values of the pattern's groups in these lines; None if it does not match."""

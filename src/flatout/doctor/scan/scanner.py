@@ -22,6 +22,8 @@ _LONGEST_LINE = 400
 # A line that a pattern rejected this often, ignoring digits, is not tried again: a training prints
 # the same line a million times.
 _REFUSED_ENOUGH = 100
+# Of a pattern that asks for certain numbers, such as an error's, another line may match.
+_REFUSED_ENOUGH_NUMBERS = 5_000
 _MOST_SHAPES = 2_000
 # Summaries of test runs name failures that were expected.
 _EXPECTED = (b"XFAIL ", b"SKIPPED [")
@@ -46,7 +48,8 @@ class _Text:
 class SignatureHit:
     """The matches of one signature: the first and the last few."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ignores_digits: bool = True) -> None:
+        self._enough = _REFUSED_ENOUGH if ignores_digits else _REFUSED_ENOUGH_NUMBERS
         self.first: list[Sign] = []
         self.last: deque[Sign] = deque(maxlen=KEPT_LAST)
         self.count = 0
@@ -68,7 +71,7 @@ class SignatureHit:
 
     def is_refused(self, shape: bytes) -> bool:
         """Whether lines of this shape were rejected often enough."""
-        return self._refused.get(hash(shape), 0) >= _REFUSED_ENOUGH
+        return self._refused.get(hash(shape), 0) >= self._enough
 
     def refuse(self, shape_of_line: bytes) -> None:
         """Remembers a line that the pattern did not match."""
@@ -77,7 +80,7 @@ class SignatureHit:
             self._refused.clear()
             self._num_refused = 0
         self._refused[shape] = self._refused.get(shape, 0) + 1
-        self._num_refused += self._refused[shape] == _REFUSED_ENOUGH
+        self._num_refused += self._refused[shape] == self._enough
 
 
 def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, tuple[Sign, ...]]:
@@ -88,7 +91,10 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
     and its pattern is tried only where its fixed text is found.
     """
     by_word = _by_rarest_word(tuple(signatures))
-    seen = {signature.id: SignatureHit() for signature in signatures}
+    seen = {
+        signature.id: SignatureHit(ignores_digits=not signature.has_digits)
+        for signature in signatures
+    }
     line = 1
     for block, ahead in _blocks(cleaned(chunks)):
         # A progress bar's lone CRs separate lines for matching; only newlines count as line

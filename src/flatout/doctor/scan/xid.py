@@ -9,7 +9,8 @@ from flatout.doctor.signature import Signature, signature
 
 # The kernel's line in all driver versions, the Kubernetes device plugin, dcgm-exporter, prose.
 _BEFORE = (
-    r"\bxid(?:_errors\{[^}]{0,600}\})?(?: ?\((?:PCI:)?[\da-f:.]{5,20}\))?(?: ?errors?)?[ :=]{0,3}"
+    r"(?:\b|(?<=dev_))xid(?:_errors\{[^}]{0,600}\})?(?: ?\((?:PCI:)?[\da-f:.]{5,20}\))?"
+    r"(?: ?errors?)?[ :=]{0,3}"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -25,7 +26,7 @@ from flatout.setup.env.resolve import Extra, Resolution, not_here, resolve
 from flatout.setup.model.environment_plan import EnvironmentPlan
 from flatout.setup.model.environment_request import EnvironmentRequest
 from flatout.setup.packages import flatout_wheel, micromamba, wheel_store
-from flatout.system.store import environments
+from flatout.system.store import environment_folder, environments
 
 
 def prepare(
@@ -57,6 +58,8 @@ def prepare(
         location = location_for(how, build_request.framework)
         name, there = location.name, location.there
         if there is not None and (is_ready := as_it_is(there, spec, machine, location.folder)):
+            if not is_dry:
+                environment_folder.forget_note(Path(is_ready.folder))
             yield _with_notes(is_ready, notes)
             continue
         yield InstallProgress(name=name, text="resolving packages")

@@ -46,6 +46,12 @@ def is_marked(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (RECORD, NOTE))
 
 
+def has_content(folder: Path) -> bool:
+    """Whether anything is in a folder, other than a note that a killed flatout was writing."""
+    unfinished = atomic_files.part_path(folder / NOTE).name
+    return any(path.name != unfinished for path in folder.iterdir())
+
+
 def is_same(first: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to one folder."""
     return os.path.realpath(first) == os.path.realpath(other)
@@ -110,6 +116,13 @@ def restore(folder: Path) -> None:
             _aside(folder).rename(folder)
 
 
+def forget_note(folder: Path) -> None:
+    """Removes the note from a whole environment, whose making was killed right before that."""
+    if (folder / RECORD).is_file():
+        with contextlib.suppress(OSError):
+            (folder / NOTE).unlink(missing_ok=True)
+
+
 def settle(folder: Path) -> None:
     """Ends what a killed flatout has left of a folder: a removal, a making, or one rebuilt."""
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.removed-*"):
@@ -157,7 +170,7 @@ def _aside(folder: Path) -> Path:
 
 def _is_ours_or_empty(folder: Path) -> bool:
     try:
-        return is_marked(folder) or not any(folder.iterdir())
+        return is_marked(folder) or not has_content(folder)
     except OSError:
         return False
 

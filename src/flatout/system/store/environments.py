@@ -193,7 +193,7 @@ def begin(name: str, folder: Path) -> None:
     with atomic_files.mapped_os_errors(folder):
         if (folder / RECORD).exists():
             environment_folder.set_aside(folder)
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and environment_folder.has_content(folder):
             environment_folder.discard(folder)
         folder.mkdir(parents=True, exist_ok=True)
         atomic_files.write_json(folder / environment_folder.NOTE, environment_folder.note(name))
@@ -298,7 +298,7 @@ def _require_own(name: str, folder: Path) -> None:
         raise _not_empty(folder, "it is a file")
     with atomic_files.mapped_os_errors(folder):
         is_own = environment_folder.is_marked(folder)
-        if folder.exists() and not is_own and any(folder.iterdir()):
+        if folder.exists() and not is_own and environment_folder.has_content(folder):
             raise _not_empty(folder, "it contains files that are not flatout's")
     in_place = environments_folder() / name
     if folder != in_place and _is_of_others(_pointer(name)):
