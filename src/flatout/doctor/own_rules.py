@@ -9,7 +9,7 @@ import msgspec
 from flatout.doctor.diagnose import case_from_text, diagnose
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.rule_file import RuleProblem
-from flatout.doctor.ruleset import RuleSet, all_rules, problems_of, read_own
+from flatout.doctor.ruleset import OWN, RuleSet, all_rules, problems_of, read_own
 from flatout.errors import UsageError
 from flatout.system import text_input
 from flatout.system.paths import rules_folder
@@ -45,7 +45,7 @@ class CheckedRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_rules() -> KnownRules:
-    """All rules, sorted by family."""
+    """All rules, a user's own first, then sorted by family."""
     known = all_rules()
     rows = [
         KnownRule(
@@ -57,7 +57,7 @@ def list_rules() -> KnownRules:
         )
         for rule in known.rules
     ]
-    rows.sort(key=lambda row: (row.family, row.id))
+    rows.sort(key=lambda row: (row.family != OWN, row.family, row.id))
     return KnownRules(rules=tuple(rows), folder=str(rules_folder()), problems=known.problems)
 
 

@@ -145,6 +145,10 @@ def _check(rule: Rule, *, is_own: bool) -> None:
         raise ValueError("`explains` names the rule itself, whose finding would be omitted")
     if data.verdict is None and not rule.triggers:
         raise ValueError("one of `decided`, `likely` and `possible` must name a signature")
+    ids = [signature.id for signature in data.signature]
+    for id in ids:
+        if ids.count(id) > 1:
+            raise ValueError(f"two signatures are called `{id}`; give one another id")
     for fix in data.fix:
         if not fix.text and fix.computed is None:
             raise ValueError("a fix needs a `text`")

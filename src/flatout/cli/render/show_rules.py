@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from rich.text import Text
+
 from flatout.cli.render.show import make_console, print_command, print_note
 from flatout.cli.render.show_doctor import print_explanation
 from flatout.doctor.own_rules import CheckedRule, KnownRules
@@ -13,7 +15,7 @@ def print_rules(known: KnownRules) -> None:
     """Rules by family, then where a user's own go, and which of them are invalid."""
     console = make_console()
     for family, rules in groupby(known.rules, lambda rule: rule.family):
-        console.print(f"[bold]{family}[/bold]")
+        console.print(Text(family, "bold"))
         for rule in rules:
             console.print(f"  {rule.id}", soft_wrap=True, highlight=False)
     for problem in known.problems:
