@@ -1,4 +1,4 @@
-"""The gate's questions about a candidate, and its tolerances: arithmetic without tensors.
+"""The gate's checks of a candidate, and its tolerances: arithmetic without tensors.
 
 Differences are relative: 0.1 is a tenth of what it is compared with. The bands were measured on
 the built-ins (LOG.md, "how far a right step is from the plain one").

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.feed import MicroBatch
-from flatout.engine.gate import questions
+from flatout.engine.gate import candidate_checks
 from flatout.engine.gate.comparison import (
     curve_checks,
     gradient_errors,
@@ -81,7 +81,7 @@ def compiled_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe)
         checks += _loss_checks(small, whole, candidate)
     if compiled in ("optimizer", "both"):
         alone = changed(candidate, compiled="optimizer")
-        checks += questions.optimizer(small, alone)
+        checks += candidate_checks.optimizer(small, alone)
     return checks + _curve_checks(whole, candidate)
 
 
@@ -108,7 +108,7 @@ def _gradients_check(
 ) -> Check:
     """Compares gradients with the eager step's; allowed is the eager step's own error from fp64."""
     precision = candidate.precision.value
-    rounding = questions.rounding_errors(small, precision)
+    rounding = candidate_checks.rounding_errors(small, precision)
     names = [part.name for part in rounding.parts]
     checks = []
     for gradients, written_gradients in zip(compiled.gradients, written.gradients, strict=True):
@@ -125,7 +125,7 @@ def _gradients_check(
 
 
 def _curve_checks(whole: GateFixtures, candidate: Recipe) -> list[Check]:
-    experiment = questions.averaging_soon(whole.experiment)
+    experiment = candidate_checks.averaging_soon(whole.experiment)
     compiled = run_curve(_case(whole, candidate, is_plain=False, of=experiment), _NUM_CURVE)
     written = run_curve(
         _case(whole, as_written(candidate), is_plain=True, of=experiment), _NUM_CURVE

@@ -11,9 +11,9 @@ from functools import cached_property, partial
 
 import torch
 
+from flatout.engine.gate.candidate_checks import CHECKS
 from flatout.engine.gate.compiled import as_written, compiled_checks
 from flatout.engine.gate.fixtures import GateFixtures, GateSubject, PlainStepFailed
-from flatout.engine.gate.questions import QUESTIONS
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.errors import FlatoutError
@@ -58,9 +58,9 @@ class Gate:
             selected -= {"replays"}
         checks: list[Check] = []
         with rng.untouched_generators(fixtures.device), torch.enable_grad():
-            for question in QUESTIONS:
+            for question in CHECKS:
                 if question in selected:
-                    checks += self._run(question, partial(QUESTIONS[question], fixtures, written))
+                    checks += self._run(question, partial(CHECKS[question], fixtures, written))
             if candidate.compiled.value != "off":
                 run = partial(compiled_checks, fixtures, self._whole, candidate)
                 checks += self._run("compiled", run)

@@ -1,4 +1,4 @@
-"""The gate's questions about a candidate: what is run for each, and with what it is compared."""
+"""The gate's checks of a candidate: what is run for each, and with what it is compared."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def _small_batches(fixtures: GateFixtures, candidate: Recipe) -> Recipe:
     return fixtures.small(candidate, **{name: getattr(candidate, name).value for name in names})
 
 
-QUESTIONS: dict[CheckName, Callable[[GateFixtures, Recipe], list[Check]]] = {
+CHECKS: dict[CheckName, Callable[[GateFixtures, Recipe], list[Check]]] = {
     "accumulation": accumulation,
     "optimizer": optimizer,
     "gradients": gradients,
