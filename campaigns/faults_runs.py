@@ -44,7 +44,7 @@ class Unexpected(Exception):
 class Row:
     """The result of a fault.
 
-    told: what flatout reported, and with how many ranks it resumed at which step. lost_s: lost
+    reported: what flatout reported, and with how many ranks it resumed at which step. lost_s: lost
     training time; for a refused command, the time until it was refused. num_redone: repeated
     updates. num_lost, num_doubled: samples that are missing from an epoch, or in it too often.
     exact: how the weights compare. problem: what went wrong.

@@ -144,7 +144,7 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _is_open(text: _Text, shapes: set[bytes], hit: SignatureHit) -> bool:
-    """Whether a text is to be searched: its pattern has not rejected all lines that have it."""
+    """Whether to search a text: its pattern has not rejected all lines that have it."""
     if hit.count >= SEEN_ENOUGH:
         return False
     if not hit.has_refused or text.signature.lines > 1:
