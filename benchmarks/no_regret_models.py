@@ -49,6 +49,12 @@ def _tiny(name: str, stresses: str) -> Model:
     )
 
 
+def _timm(model: str, stresses: str) -> Model:
+    """A model that people download and train; needs timm and torchvision."""
+    file = Path(__file__).with_name("timm_pictures.py")
+    return Model(name=model, stresses=stresses, file=file, parameters={"model": model})
+
+
 _ALL = (
     Model(name="mlp", stresses="overhead"),
     Model(name="digits", stresses="overhead, BatchNorm"),
@@ -79,6 +85,10 @@ _ALL = (
     _zoo("own_gradient", "an autograd.Function"),
     _zoo("frozen_features", "frozen layers"),
     _zoo("tied_head", "one weight in two places"),
+    _timm("resnet18", "convolutions, BatchNorm"),
+    _timm("mobilenetv3_small_100", "depthwise convolutions"),
+    _timm("convnext_atto", "depthwise convolutions, LayerNorm"),
+    _timm("vit_tiny_patch16_224", "attention, as timm writes it"),
 )
 MODELS = {model.name: model for model in _ALL}
 
