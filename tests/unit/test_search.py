@@ -217,6 +217,29 @@ def test_what_was_unclear_is_measured_again_for_longer() -> None:
 USUAL = tuple(msgspec.structs.replace(one, is_usual=True) for one in (BF16, LAST, FUSED))
 
 
+def searched_in_noise(asked: Problem) -> tuple[Decision, list[int]]:
+    """A search for bf16, twice as fast, in noise that half an effort halves; its efforts."""
+    history: list[Result] = []
+    while isinstance(move := next_move(asked, history), Trial):
+        error = 3.0 / move.effort if move.stage == "screen" else 0.01
+        history.append(measured(move, speeds(bf16=2.0), (), error))
+        assert len(history) < 100
+    efforts = [one.trial.effort for one in history if one.trial.candidate.name == "bf16"]
+    return move, [effort for effort in efforts if effort]
+
+
+def test_as_long_as_nothing_is_faster_what_is_unclear_is_measured_for_longer_and_longer() -> None:
+    decision, efforts = searched_in_noise(problem(candidates=(BF16,)))
+    assert decision.changes == {"precision": "bf16"}
+    assert efforts[:4] == [1, 2, 4, 8]
+
+
+def test_measuring_for_longer_ends_with_the_budget() -> None:
+    decision, efforts = searched_in_noise(problem(candidates=(BF16,), budget_s=8.0))
+    assert decision.is_default and not decision.is_decided
+    assert 8 not in efforts
+
+
 def test_a_slow_step_has_time_for_one_jump() -> None:
     slow = msgspec.structs.replace(PROFILE, step_s=20.0)
     asked = problem(profile=slow, budget_s=240.0, candidates=(*USUAL, ONE))

@@ -43,6 +43,9 @@ LEAST_GAIN = 1.03
 # tests/unit/test_search_noise.py.
 _MOST_PROCESSES = 9
 
+# How much longer a candidate is measured at most, where shorter looks leave it open.
+_MOST_EFFORT = 16
+
 # Of pairs that nothing disturbed, so many are enough to leave the disturbed ones out.
 _ENOUGH_QUIET = 3
 
@@ -221,8 +224,28 @@ class _Search:
 
     def _try_losers_again(self) -> _Moves:
         """Tries what lost once more: where an axis has been won since that decides about it, and
-        where it may well be faster, but too little was measured to say so."""
-        for result in list(self._so_far.lost):
+        where it may well be faster, but too little was measured to say so.
+
+        As long as nothing is faster than the defaults and the budget allows it, what is still
+        unclear is measured again, each time with twice the effort: next to other programs, a
+        candidate that is twice as fast can take several looks.
+        """
+        effort = 2
+        num_tried = yield from self._try_again(self._so_far.lost, effort)
+        while (
+            num_tried
+            and effort < _MOST_EFFORT
+            and self._ladder.changes == self._problem.base.changes
+        ):
+            effort *= 2
+            num_tried = yield from self._try_again(
+                [result for result in self._so_far.lost if _may_be_worth_it(result)], effort
+            )
+
+    def _try_again(self, results: Sequence[Result], effort: int) -> _Moves:
+        """Tries losers once more; returns how many there was time for."""
+        num_tried = 0
+        for result in list(results):
             candidate = result.trial.candidate
             won = self._ladder.won_since(result.trial.incumbent or {})
             is_related = any(frozenset({candidate.axis, axis}) in _TOGETHER for axis in won)
@@ -230,11 +253,14 @@ class _Search:
                 continue
             self._so_far.lost.remove(result)
             num_skipped = len(self._so_far.skipped)
-            yield from self._try_axis([candidate], 2 if is_unclear(result) else 1)
+            yield from self._try_axis([candidate], effort if is_unclear(result) else 1)
             if len(self._so_far.skipped) > num_skipped:
                 # It was tried, if only once.
                 self._so_far.skipped.pop()
                 self._so_far.lost.append(result)
+            else:
+                num_tried += 1
+        return num_tried
 
     def _finish(self) -> _Moves:
         """Measures what has come out on top against the defaults, where nothing is warm."""
@@ -380,6 +406,12 @@ def _combined(result: Result, *, can_start: bool) -> Result:
 def _is_open(result: Result) -> bool:
     gain = result.speedup
     return gain is not None and gain.low < LEAST_GAIN < gain.high
+
+
+def _may_be_worth_it(result: Result) -> bool:
+    """Whether a candidate that lost may gain as much as a recipe must."""
+    gain = result.speedup
+    return gain is not None and is_unclear(result) and gain.high >= LEAST_GAIN
 
 
 def _gain(result: Result) -> float:
