@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined]
 
+from flatout.doctor.hostile_text import drawn
 from flatout.doctor.ruleset import shipped_rules
 from flatout.doctor.scan.scanner import scan
 from flatout.doctor.signature import Signature
@@ -27,7 +28,6 @@ from flatout.doctor.signature import Signature
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.dated import measurement, read_machine, write_result
-from support.pattern_texts import drawn
 
 RESULTS = Path(__file__).with_name("results")
 MOST_RATIO = 7.0

@@ -137,3 +137,55 @@ def test_damaged_cache_is_made_again(home: Path) -> None:
     for content in ("", "{}", '{"stamp": "x"', '{"x": ' + "[" * 100_000):
         (home / "cache" / "rules.json").write_text(content, encoding="utf-8")
         assert "All seats" in flatout(home, "explain", "failed.log").stdout
+
+
+# None is in `has_nested_repetition`; each takes longer than anyone waits.
+@pytest.mark.parametrize("slow", ["(a|a)+$", "(?:a{1,8})*b"])
+def test_pattern_that_does_not_end_is_refused_with_its_line(home: Path, slow: str) -> None:
+    text = RULE.replace('id = "no-seat"', 'id = "no-seat"\ntexts = ["no seat left"]')
+    text = re.sub("pattern = .*", f"pattern = '{slow}'", text)
+    line = text[: text.index("pattern =")].count("\n") + 1
+    (home / "failed.log").write_text(f"no seat left {'a' * 1_000}\n", encoding="utf-8")
+    (home / f"{ID}.toml").write_text(text, encoding="utf-8")
+    installed(home, text)
+    for words in (["explain", "failed.log"], ["rules", "check", f"{ID}.toml"]):
+        done = flatout(home, *words)
+        assert f"{ID}.toml" in done.stderr
+        assert f"line {line}: signature `no-seat`: the pattern `{slow}` can take" in done.stderr
+        assert "end each repetition where the next part begins" in done.stderr
+    assert done.returncode == 2
+
+
+def test_pattern_is_tried_once_for_check_and_for_explain(home: Path) -> None:
+    flatout(home, "rules", "check", f"{ID}.toml")
+    kept = json.loads((home / "cache" / "rules.json").read_text(encoding="utf-8"))
+    assert list(kept["verdicts"].values()) == [None]
+    kept["verdicts"] = dict.fromkeys(kept["verdicts"], "seen before")
+    (home / "cache" / "rules.json").write_text(json.dumps(kept), encoding="utf-8")
+    installed(home, RULE + "# another file with the same pattern\n")
+    assert "seen before" in flatout(home, "explain", "failed.log").stderr
+
+
+def test_what_is_in_the_rules_folder_and_no_rule_is_named(home: Path) -> None:
+    installed(home, name=f"{ID}.toml.txt")
+    done = flatout(home, "explain", "failed.log")
+    assert f"{ID}.toml.txt: rename it to {ID}.toml" in done.stderr
+    assert "rename it" in flatout(home, "rules").stderr
+    (home / ".config" / "flatout" / "rules" / "folder.toml").mkdir()
+    assert "folder.toml: it is not a file" in flatout(home, "explain", "failed.log").stderr
+
+
+def test_rules_folder_that_is_a_file_is_named(home: Path) -> None:
+    (home / ".config" / "flatout").mkdir(parents=True)
+    (home / ".config" / "flatout" / "rules").write_text(RULE, encoding="utf-8")
+    for words in (["explain", "failed.log"], ["rules"]):
+        assert "it is a file, and must be a folder" in flatout(home, *words).stderr
+
+
+def test_check_of_a_shipped_rule_does_not_call_it_a_duplicate(home: Path) -> None:
+    file = ROOT / "src/flatout/doctor/rules/memory/swap-off.toml"
+    assert flatout(home, "rules", "check", str(file)).returncode == 0
+    # Another rule with its name is one.
+    (home / "swap-off.toml").write_text(RULE.replace(ID, "swap-off"), encoding="utf-8")
+    done = flatout(home, "rules", "check", "swap-off.toml")
+    assert "line 1: there is already a rule `swap-off` that flatout ships" in done.stderr

@@ -7,8 +7,8 @@ import re
 from re import _parser  # type: ignore[attr-defined]
 
 import pytest
-from support.pattern_texts import drawn
 
+from flatout.doctor.hostile_text import drawn
 from flatout.doctor.prefilter import has_nested_repetition, texts_of, words_of
 from flatout.doctor.ruleset import shipped_rules
 from flatout.doctor.signature import Signature

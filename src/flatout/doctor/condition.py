@@ -6,8 +6,9 @@ A name is true if that sign was seen; `sign.value` if its pattern captured that 
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,8 @@ FACTS: dict[str, Callable[[Case], bool]] = {
     "here": lambda case: case.is_here,
     "text": lambda case: case.is_text,
 }
+# With more names, not all combinations of them are tried.
+_MOST_NAMES = 12
 _WORD = re.compile(r"\s*([()]|[a-z0-9][a-z0-9-]*(?:\.[a-z_]\w*(?:=[^\s()]+)?)?)")
 
 
@@ -87,6 +90,44 @@ def names_in(condition: Condition) -> Iterator[Name]:
     else:
         for part in condition.parts:
             yield from names_in(part)
+
+
+def can_be_first(condition: Condition, earlier: Sequence[Condition]) -> bool:
+    """Whether a condition can be true while none of the earlier ones is.
+
+    True also if there are too many names to be sure.
+    """
+    names = {
+        (name.sign, name.value, name.text)
+        for each in (condition, *earlier)
+        for name in names_in(each)
+    }
+    # A captured value implies its sign, and a certain value that there is one.
+    names |= {(sign, None, None) for sign, _, _ in names}
+    names |= {(sign, value, None) for sign, value, _ in names}
+    if len(names) > _MOST_NAMES:
+        return True
+    order = sorted(names, key=lambda name: tuple(part or "" for part in name))
+    for values in itertools.product((False, True), repeat=len(order)):
+        true = {name for name, is_true in zip(order, values, strict=True) if is_true}
+        if any(
+            (sign, None, None) not in true or (sign, value, None) not in true
+            for sign, value, _ in true
+        ):
+            continue
+        if _is_true(condition, true) and not any(_is_true(each, true) for each in earlier):
+            return True
+    return False
+
+
+def _is_true(condition: Condition, true: set[tuple[str, str | None, str | None]]) -> bool:
+    match condition:
+        case Name(sign, value, text, is_negated):
+            return ((sign, value, text) in true) is not is_negated
+        case AnyOf(parts):
+            return any(_is_true(part, true) for part in parts)
+        case AllOf(parts):
+            return all(_is_true(part, true) for part in parts)
 
 
 class _Parser:

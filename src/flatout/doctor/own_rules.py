@@ -9,7 +9,7 @@ import msgspec
 from flatout.doctor.diagnose import case_from_text, diagnose
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.rule_file import RuleProblem
-from flatout.doctor.ruleset import OWN, RuleSet, all_rules, problems_of, read_own
+from flatout.doctor.ruleset import OWN, all_rules, problems_of, read_rule, slow_patterns
 from flatout.errors import UsageError
 from flatout.system import text_input
 from flatout.system.paths import rules_folder
@@ -73,19 +73,20 @@ def check_rule(file: str, case: str | None = None) -> CheckedRule:
     """
     known = all_rules()
     try:
-        rule = read_own(Path(file).absolute())
+        read = read_rule(Path(file).absolute())
     except RuleProblem as problem:
         raise _not_a_rule(file, problem.why) from problem
-    # It may already be in the folder.
-    others = RuleSet(
+    rule = read.rule
+    # It may already be in its folder.
+    others = msgspec.structs.replace(
+        known,
         rules=tuple(
             other for other in known.rules if other.id != rule.id or other.family != rule.family
         ),
-        shared=known.shared,
     )
-    problems = problems_of(rule, others)
+    problems = [*problems_of(rule, others), *slow_patterns(rule)]
     if problems:
-        raise _not_a_rule(file, "; ".join(problems))
+        raise _not_a_rule(file, "; ".join(problem.in_text(read.text) for problem in problems))
     texts = {signature.id: signature.texts for signature in rule.signatures}
     if case is None:
         return CheckedRule(id=rule.id, texts=texts)

@@ -21,6 +21,8 @@ _CERTAINTIES: tuple[Certainty, ...] = ("decided", "likely", "possible")
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 # In a rule's texts and commands: {sign.value}, or with a default, {sign.value|text}.
 _CAPTURED = re.compile(r"\{([a-z0-9][a-z0-9-]*)\.([a-z_]\w*)(?:\|([^{}]*))?\}")
+# What looks like it and is not: without a sign, or with another spelling.
+_BRACES = re.compile(r"(?<![${])\{([A-Za-z_][\w-]*(?:\.[\w-]+)?(?:\|[^{}]*)?)\}(?!\})")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +225,11 @@ def _filled(text: str, case: Case) -> str:
 def captured_values(text: str) -> set[tuple[str, str]]:
     """Sign and group of each captured value in a text."""
     return {(match[1], match[2]) for match in _CAPTURED.finditer(text)}
+
+
+def open_braces(text: str) -> list[str]:
+    """What stands in braces as a captured value would, and is none."""
+    return [match[1] for match in _BRACES.finditer(text) if not _CAPTURED.fullmatch(match[0])]
 
 
 def _holds(condition: str | None, case: Case) -> bool:

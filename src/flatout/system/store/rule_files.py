@@ -27,11 +27,41 @@ class RuleFile(NamedTuple):
     text: str
 
 
-def own_rules() -> list[Path]:
-    """The files in the user's rules folder."""
-    with contextlib.suppress(OSError):
-        return sorted(path for path in paths.rules_folder().glob("*.toml") if path.is_file())
-    return []
+class OwnFiles(NamedTuple):
+    """The files of a user's rules, and what is in their folder and cannot be one, with reasons."""
+
+    files: tuple[Path, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+def own_rules() -> OwnFiles:
+    """What is in the user's rules folder."""
+    folder = paths.rules_folder()
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return OwnFiles()
+    except NotADirectoryError:
+        # Also if a folder above it is a file.
+        why = "it is a file, and must be a folder with a file for each rule"
+        return OwnFiles(unread=(f"{folder}: {why}",) if folder.exists() else ())
+    except OSError as error:
+        return OwnFiles(unread=(f"{folder}: {error.strerror or error}",))
+    files, unread = [], []
+    for path in (folder / name for name in names):
+        if path.name.startswith("."):
+            continue
+        # Windows hides the ending of a file that an editor of texts has saved.
+        if path.name.lower().endswith(".toml.txt"):
+            unread.append(f"{path}: rename it to {path.name[:-4]}")
+        elif path.name.endswith(".toml") or path.suffix.lower() == ".toml":
+            if not path.is_file():
+                unread.append(f"{path}: it is not a file")
+            elif path.suffix != ".toml":
+                unread.append(f"{path}: rename it to {path.stem}.toml")
+            else:
+                files.append(path)
+    return OwnFiles(tuple(files), tuple(unread))
 
 
 def shipped_rules(folder: Path) -> list[Path]:
