@@ -27,6 +27,7 @@ def test_first_cause_when_reported(case: dict[str, Any]) -> None:
     if case["first"]:
         assert [one.rule for one in found][:1] == [case["first"]], found
         assert found[0].evidence, "no line is shown for it"
+        assert case.get("certainty", found[0].certainty) == found[0].certainty
         fix = " ".join([found[0].fixes[0].text, *found[0].fixes[0].commands, *found[0].confirm])
         assert [text for text in case.get("fix", []) if text not in fix] == []
         assert [text for text in case.get("not_fix", []) if text in fix] == []

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from flatout.doctor.diagnose import case_from_machine, diagnose
+from flatout.doctor.diagnose import case_from_machine, case_from_text, diagnose
 from flatout.doctor.rule import Rule
 from flatout.doctor.rule_page import page_of
 from flatout.doctor.ruleset import shipped_rules
@@ -23,6 +23,27 @@ SECTIONS = ("**Recognized by.**", "**Why it matters.**", "**Example.**", "**Fix.
 @pytest.mark.parametrize("rule", RULESET.rules, ids=lambda rule: rule.id)
 def test_page_of_a_rule_tells_all(rule: Rule) -> None:
     assert [part for part in SECTIONS if part not in page_of(rule)] == []
+
+
+# An example of the others is a fact of a machine, which no text contains.
+SEEN_IN_TEXT = [
+    rule
+    for rule in RULESET.rules
+    if not rule.data.fact
+    or {*rule.triggers, *rule.data.evidence} & {signature.id for signature in SIGNATURES}
+]
+
+
+@pytest.mark.parametrize("rule", SEEN_IN_TEXT, ids=lambda rule: rule.id)
+def test_example_of_a_rule_is_a_text_that_it_explains(rule: Rule) -> None:
+    # As someone would paste it from the rule's page.
+    case = case_from_text([rule.data.example.encode()], RULESET)
+    assert rule.id in [finding.rule for finding in diagnose(case, RULESET).findings]
+
+
+def test_page_shows_an_example_of_several_lines_as_a_block() -> None:
+    rule = next(rule for rule in RULESET.rules if rule.id == "wsl-gpu-switched-off")
+    assert "**Example.**\n\n```\n[gpu]\nenabled=false\n```\n" in page_of(rule)
 
 
 def test_names_are_given_once() -> None:

@@ -27,7 +27,7 @@ def page_of(rule: Rule) -> str:
         *([] if data.because is None else [f"**Because** {' / '.join(_variants(data.because))}."]),
         f"**Recognized by.** {'; '.join(_signs(rule))}.",
         f"**Why it matters.** {data.why}",
-        f"**Example.** `{data.example}`",
+        f"**Example.**{_quoted(data.example)}",
         "\n".join(["**Fix.**", "", *_fixes(rule)]),
         f"**Source.** {'; '.join(data.sources)}.",
     ]
@@ -36,6 +36,11 @@ def page_of(rule: Rule) -> str:
 
 def _variants(text: Text) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else tuple(variant.text for variant in text)
+
+
+def _quoted(example: str) -> str:
+    """A text as code, as a block if it has several lines."""
+    return f"\n\n```\n{example}\n```" if "\n" in example else f" `{example}`"
 
 
 def _signs(rule: Rule) -> Iterator[str]:
