@@ -34,6 +34,7 @@ COMMANDS = (
     ("undo", "Diagnose", "Undo what flatout has changed on this machine."),
     ("explain", "Diagnose", "Find the cause in a log, a traceback or any other text."),
     ("rules", "Diagnose", "List the rules of doctor and explain; check one of your own."),
+    ("bench", "Diagnose", "Measure the limits of this machine; compare measurements."),
     ("docs", "Maintain", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),

@@ -126,10 +126,13 @@ def _read_state(
         "num_processes": query(
             lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)), at["num_processes"]
         ),
-        "throttle_reasons": None
-        if bits is None
-        else [name for bit, name in enumerate(_THROTTLE_REASONS) if bits >> bit & 1],
+        "throttle_reasons": None if bits is None else throttle_reasons(bits),
     }
+
+
+def throttle_reasons(bits: int) -> list[str]:
+    """The names of NVML's reasons for clocks below the highest."""
+    return [name for bit, name in enumerate(_THROTTLE_REASONS) if bits >> bit & 1]
 
 
 if __name__ == "__main__":

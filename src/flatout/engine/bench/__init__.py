@@ -1,0 +1,7 @@
+"""Measures what a device can do at most: `flatout bench limits`.
+
+`limits_worker.py` is the process; the quantities are in `products.py` (matrix products),
+`memory_roofs.py` (memory, copies, launches) and `loader_start.py`. `blocks.py` measures them: each
+is called so often that a block takes long enough, and their blocks take turns. `all_reduce.py` is a
+process per rank.
+"""

@@ -1,0 +1,111 @@
+"""Speed of a disk: one large file and many small ones, written and read back from the disk.
+
+In a process of its own (`python -P -m flatout.system.disk_speed FOLDER STREAM_BYTES NUM_SMALL
+REPEATS`), because a disconnected share hangs every process that touches it. What is written is a
+folder that is removed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+SMALL_BYTES = 16 * 1024
+_CHUNK_BYTES = 8 * 2**20
+# A slow disk gets less work, not more time.
+LIMIT_S = 3.0
+# What is left free for others.
+_RESERVED = 4
+
+Samples = dict[str, list[float]]
+
+
+def measure(folder: str, stream_bytes: int, num_small: int, repeats: int) -> Samples:
+    """Bytes per second of a stream, files per second of small ones: write, read, small_write and
+    small_read. Without the latter half where a file cannot be dropped from the system's cache.
+
+    Raises:
+        OSError: the folder cannot be written to, or has too little room.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < _RESERVED * stream_bytes:
+        raise OSError(0, f"only {free // 2**20} MiB are free")
+    samples: Samples = {}
+    with tempfile.TemporaryDirectory(prefix=".flatout-", dir=folder) as inside:
+        for _ in range(repeats):
+            for name, value in (
+                *_stream(os.path.join(inside, "stream"), stream_bytes),
+                *_small_files(inside, num_small),
+            ):
+                samples.setdefault(name, []).append(value)
+    return samples
+
+
+def _stream(path: str, num_bytes: int) -> list[tuple[str, float]]:
+    # Random, so that a file system that compresses has nothing to gain.
+    chunk = os.urandom(_CHUNK_BYTES)
+    began_s = time.perf_counter()
+    written = 0
+    with open(path, "wb", buffering=0) as file:
+        while written < num_bytes and time.perf_counter() - began_s < LIMIT_S:
+            written += file.write(chunk)
+        os.fsync(file.fileno())
+        rates = [("write", written / (time.perf_counter() - began_s))]
+    if not _dropped(path):
+        return rates
+    buffer = bytearray(_CHUNK_BYTES)
+    began_s = time.perf_counter()
+    done = 0
+    with open(path, "rb", buffering=0) as file:
+        while num := file.readinto(buffer):
+            done += num
+            if time.perf_counter() - began_s > LIMIT_S:
+                break
+    return [*rates, ("read", done / (time.perf_counter() - began_s))]
+
+
+def _small_files(folder: str, num_files: int) -> list[tuple[str, float]]:
+    content = os.urandom(SMALL_BYTES)
+    paths = [os.path.join(folder, f"{index}") for index in range(num_files)]
+    began_s = time.perf_counter()
+    num_written = 0
+    for path in paths:
+        with open(path, "wb") as file:
+            file.write(content)
+        num_written += 1
+        if time.perf_counter() - began_s > LIMIT_S:
+            break
+    rates = [("small_write", num_written / (time.perf_counter() - began_s))]
+    if not all(_dropped(path) for path in paths[:num_written]):
+        return rates
+    began_s = time.perf_counter()
+    num_read = 0
+    for path in paths[:num_written]:
+        with open(path, "rb") as file:
+            file.read()
+        num_read += 1
+        if time.perf_counter() - began_s > LIMIT_S:
+            break
+    return [*rates, ("small_read", num_read / (time.perf_counter() - began_s))]
+
+
+def _dropped(path: str) -> bool:
+    """Whether the file is on the disk alone now."""
+    if sys.platform != "linux":
+        return False
+    with open(path, "rb+") as file:
+        # What has not been written yet cannot be dropped.
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(json.dumps(measure(sys.argv[1], *map(int, sys.argv[2:5]))))
+    except OSError as error:
+        sys.exit(f"{error.strerror or error}")
