@@ -69,6 +69,7 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/experiments/charlm.py: read_bytes": _OWN_DATA,
     "flatout/experiments/gpt3_small.py: read_bytes": _OWN_DATA,
     "flatout/experiments/mlp.py: open": _OWN_DATA,
+    "flatout/bench/report.py: read_text": _TEMPLATE,
     "flatout/runs/scaffold/piece.py: read_text": _TEMPLATE,
     "flatout/setup/host/windows_script.py: read_text": _TEMPLATE,
     "flatout/compat/tables.py: open": "tables, read before msgspec is there",

@@ -77,6 +77,30 @@ def rate_text(per_second: float, unit: str = "samples") -> str:
     return f"{number} {unit}/s"
 
 
+def quantity_text(value: float, unit: str) -> str:
+    """A measured value of a bench row: (1.2e12, "flop/s") -> "1.2 Tflop/s"."""
+    if unit == "s":
+        return seconds_text(value)
+    if unit == "B":
+        return bytes_text(value)
+    if unit == "share":
+        return percent_text(value)
+    if unit in ("flop/s", "B/s"):
+        return f"{_prefixed(value)}{unit}"
+    if unit.endswith("/s"):
+        return rate_text(value, unit.removesuffix("/s"))
+    return f"{value:.4g} {unit}"
+
+
+def _prefixed(value: float) -> str:
+    for scale, prefix in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
+        text = f"{value / scale:.3g}"
+        # Compared as it is shown: 999.9 G would be read as 1000 G.
+        if abs(float(text)) < 1000:
+            return f"{text} {prefix}"
+    return f"{value / 1e15:.3g} P"
+
+
 def energy_text(kwh: float) -> str:
     """0.0042 -> "4.2 Wh", 42 -> "42 kWh", 4200 -> "4.2 MWh"."""
     for scale, unit, limit in ((1e3, "Wh", 1000), (1, "kWh", 1000)):
