@@ -91,8 +91,8 @@ def measure_limits(
         RunFailed: bench-worker-died.
     """
     rows = _Rows()
-    uuid = _uuid(machine, device)
-    began = device_state(uuid, _other_cpus_now())
+    uuid = uuid_of(machine, device)
+    began = device_state(uuid, other_cpus_now())
     watch = LoadWatch()
     ready = None
     for value in _all_rows(python, machine, device, effort, rows.sizes):
@@ -198,7 +198,8 @@ def warnings_of(
         yield "other programs were using the GPU"
 
 
-def _other_cpus_now() -> float | None:
+def other_cpus_now() -> float | None:
+    """CPUs that other programs keep busy at the moment; None if unreadable."""
     watch = LoadWatch()
     sleep_s(_LOOK_S)
     load = watch.load()
@@ -209,7 +210,8 @@ def _gpu_number(device: str) -> int | None:
     return int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
 
 
-def _uuid(machine: Machine, device: str) -> str | None:
+def uuid_of(machine: Machine, device: str) -> str | None:
+    """The UUID of a GPU; None for the CPU."""
     number = _gpu_number(device)
     return machine.gpus[number].uuid if number is not None and number < len(machine.gpus) else None
 

@@ -42,6 +42,12 @@ def read_files(paths: Sequence[Path]) -> tuple[LoadedBench, ...]:
     )
 
 
+def loaded(file: BenchFile, name: str, path: str) -> LoadedBench:
+    """A result that was just measured, as if it had been read from a file."""
+    cleaned, problems = _cleaned(file)
+    return LoadedBench(name=name, path=path, file=cleaned, problems=problems)
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The file names without endings; with their folders or a number where they are equal."""
     names = [path.stem for path in paths]

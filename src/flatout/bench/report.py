@@ -32,6 +32,16 @@ def write_report(path: Path, files: Sequence[LoadedBench], comparison: BenchComp
     Raises:
         UsageError: bench-report-not-writable.
     """
+    check_writable(path)
+    atomic_files.write_atomically(path, page(files, comparison).encode("utf-8", "replace"))
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a path that no report can have.
+
+    Raises:
+        UsageError: bench-report-not-writable.
+    """
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UsageError(
             "bench-report-not-writable",
@@ -39,7 +49,6 @@ def write_report(path: Path, files: Sequence[LoadedBench], comparison: BenchComp
             because="it is not a regular file" if path.exists() else "its folder does not exist",
             fix="name a file in a folder that exists, such as `--html report.html`",
         )
-    atomic_files.write_atomically(path, page(files, comparison).encode("utf-8", "replace"))
 
 
 def page(files: Sequence[LoadedBench], comparison: BenchComparison) -> str:

@@ -132,7 +132,7 @@ def _closing_lines(limits: bench_api.Limits) -> Iterator[tuple[str, str]]:
             reasons.setdefault(row.unread, []).append(row.label)
     for reason, labels in reasons.items():
         yield "unread", f"{'; '.join(labels)}: {reason}"
-    yield from _doubts(file.rows)
+    yield from doubts(file.rows)
     for warning in file.warnings:
         yield "warning", warning
     sources = {row.vendor_source: None for row in file.rows if row.vendor_source}
@@ -143,7 +143,7 @@ def _closing_lines(limits: bench_api.Limits) -> Iterator[tuple[str, str]]:
     yield "file", home_text(limits.path)
 
 
-def _doubts(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
+def doubts(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
     """Outliers and trends, which are shown and not dropped."""
     enough = [row for row in rows if len(row.samples) >= _SAMPLES_FOR_OUTLIERS]
     found = [(row.label, len(outliers(row.samples))) for row in enough]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from flatout.engine.feed.cached_feed import problem_of
 from flatout.engine.feed.feed import MicroBatch
@@ -122,6 +123,11 @@ class RecipeLoop:
             # Made without graphs, it is as quick as without this setting.
             raise not_captured(self.step.problem)
         return num_samples
+
+    @property
+    def model(self) -> nn.Module:
+        """The weights that the updates change."""
+        return self._session.model
 
     def has_finite_losses(self) -> bool:
         """Whether no loss so far was NaN or infinite; waits for the last ones."""

@@ -27,6 +27,7 @@ from flatout.engine.model.activation_checkpointing import ActivationCheckpointin
 from flatout.engine.model.ema import WeightAverage
 from flatout.engine.optim.schedule_rehearsal import built_schedulers
 from flatout.engine.runtime import rng
+from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import BuiltExperiment
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.engine.tuner.ab_timing import stepped
@@ -40,6 +41,7 @@ class BaselineLoop:
         built: the experiment's objects; they belong to this loop from now on.
         micro_batch_size: samples in one forward pass; None takes the whole batch.
         recomputed: share of the blocks whose activations are computed again.
+        timer: notified when the data is there.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class BaselineLoop:
         micro_batch_size: int | None = None,
         *,
         recomputed: float = 0.0,
+        timer: StepTimer | None = None,
     ) -> None:
+        self._timer = timer
         experiment = built.experiment
         self._experiment = experiment
         assert experiment.loss is not None, "an experiment with its own step is not tuned"
         self._loss = experiment.loss
-        self._model = built.model.train()
+        self.model = built.model.train()
         self._optimizer = built.optimizers.only
         self._to_device = placer(built.device, False)
         self._schedule: Any = None
@@ -65,7 +69,7 @@ class BaselineLoop:
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         batch_size = experiment.batch_size
         self._recomputing = (
-            ActivationCheckpointing(self._model, share=recomputed) if recomputed else None
+            ActivationCheckpointing(self.model, share=recomputed) if recomputed else None
         )
         size = min(micro_batch_size or batch_size, batch_size)
         self._num_parts = -(-batch_size // size)
@@ -77,13 +81,20 @@ class BaselineLoop:
         """Makes so many updates, over as many epochs as it takes; gives the samples in them."""
         num_samples = 0
         for _ in range(num_updates):
+            self._mark("other")
             # The last batch of an epoch has fewer parts, and nothing comes after it.
             parts = list(islice(self._batches, self._num_parts))
             if not parts:
                 self._batches = iter(self._loader)
                 parts = list(islice(self._batches, self._num_parts))
+            self._mark("data")
             num_samples += self._update(parts)
+        self._mark("other")
         return num_samples
+
+    def _mark(self, part: str) -> None:
+        if self._timer is not None:
+            self._timer.mark(part)
 
     def _update(self, parts: list[Any]) -> int:
         """Makes an update and gives the samples in it."""
@@ -102,7 +113,7 @@ class BaselineLoop:
         else:
             num_samples = self._accumulate(parts)
         if self._experiment.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._experiment.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._experiment.clip_norm)
         self._optimizer.step()
         if self._schedule is not None and not stepped(self._schedule.step):
             self._schedule = None
@@ -120,7 +131,7 @@ class BaselineLoop:
                 counted = count if counted is None else counted + count
         if counted is not None:
             # The divisor of the sums is known only now.
-            for parameter in self._model.parameters():
+            for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(num_samples / counted)
         return num_samples
@@ -128,7 +139,7 @@ class BaselineLoop:
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         """The mean over a batch, or a sum and its count."""
         result = self._loss(
-            self._model, self._to_device(batch) if self._to_device is not None else batch
+            self.model, self._to_device(batch) if self._to_device is not None else batch
         )
         return result if isinstance(result, tuple) else (result, None)
 

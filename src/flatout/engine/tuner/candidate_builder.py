@@ -108,8 +108,8 @@ class CandidateBuilder:
         """The facts that must be equal for a decision to hold another time."""
         return {**self._identity, "numerics": numerics}
 
-    def plain(self, *, is_of_part: bool = False) -> TimedLoop:
-        """The plain loop; see `session` for is_of_part."""
+    def plain(self, *, is_of_part: bool = False, timer: StepTimer | None = None) -> TimedLoop:
+        """The plain loop; see `session` for is_of_part, and `contestant` for timer."""
         built = self._built(None, is_of_part)
         threads = self.setting.num_threads
         recipe = self.plain_recipe()
@@ -119,6 +119,7 @@ class CandidateBuilder:
                 built,
                 recipe.micro_batch_size.value,
                 recomputed=float(recipe.activation_checkpointing.value),
+                timer=timer,
             ),
             settings=lambda: _plain_settings(threads, is_benchmarking=is_benchmarking),
             device=built.device,

@@ -1,0 +1,111 @@
+"""What a person asks of a run: how many times faster than the plain loop, and than the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from flatout.bench.statistics import LEAST_DIFFERENCE, LEAST_SAMPLES, ratio_of_medians
+from flatout.schema.bench import BenchFile, BenchRow
+from flatout.schema.tuning import Interval
+from flatout.schema.units import counted_text
+
+SPEEDS = ("samples_per_s", "tokens_per_s")
+_NUM_PARTS = 5
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload on a device.
+
+    device: its type. rows: by way and quantity, ways in the order in which they were measured.
+    speedup: of flatout over the plain loop; None if one of them was not measured.
+    """
+
+    workload: str
+    device: str
+    rows: dict[str, dict[str, BenchRow]]
+    speedup: Interval | None = None
+
+    @property
+    def first(self) -> BenchRow:
+        """A row for the conditions that all share; one that was measured, if any was."""
+        rows = [row for of_way in self.rows.values() for row in of_way.values()]
+        return next((row for row in rows if row.samples), rows[0])
+
+    def speed(self, way: str) -> BenchRow | None:
+        """The measured row of samples or tokens per second; None without samples."""
+        rows = self.rows.get(way, {})
+        return next((rows[one] for one in SPEEDS if one in rows and rows[one].samples), None)
+
+
+class GpuRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times as fast a GPU is as the CPU, both with flatout's recipe. text: for people."""
+
+    workload: str
+    ratio: Interval
+    text: str
+
+
+def summaries(file: BenchFile) -> list[RunSummary]:
+    """Every workload on every device of a file."""
+    found: dict[tuple[str, str], dict[str, dict[str, BenchRow]]] = {}
+    for row in file.rows:
+        parts = row.id.split("/")
+        if len(parts) == _NUM_PARTS and parts[0] == "run":
+            _, workload, way, device, quantity = parts
+            ways = found.setdefault((workload, device), {})
+            ways.setdefault(way, {})[quantity] = row
+    made = [
+        RunSummary(workload=workload, device=device, rows=rows)
+        for (workload, device), rows in found.items()
+    ]
+    return [
+        msgspec.structs.replace(one, speedup=_ratio(one.speed("plain"), one.speed("flatout"), file))
+        for one in made
+    ]
+
+
+def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
+    """The GPU over the CPU, for each workload that was measured on both."""
+    tables: dict[str, dict[str, RunSummary]] = {}
+    for one in summaries(file):
+        tables.setdefault(one.workload, {})[one.device] = one
+    cores = file.settings.get("cores", "unknown")
+    cpu_text = counted_text(int(cores), "core") if cores.isdecimal() else "an unknown CPU"
+    for workload, by_device in tables.items():
+        if not {"cpu", "cuda"} <= by_device.keys():
+            continue
+        cpu, gpu = (by_device[device].speed("flatout") for device in ("cpu", "cuda"))
+        ratio = _ratio(cpu, gpu, file)
+        if ratio is not None and cpu is not None and gpu is not None:
+            yield GpuRatio(
+                workload=workload, ratio=ratio,
+                text=f"{_verdict_text(ratio, cpu_text)}{_batches_text(cpu, gpu)}",
+            )  # fmt: skip
+
+
+def _verdict_text(ratio: Interval, cpu: str) -> str:
+    least = 1 + LEAST_DIFFERENCE
+    if ratio.high < 1 / least:
+        return f"use the CPU: {cpu} are {1 / ratio.middle:.3g} times as fast as the GPU"
+    if ratio.low > least:
+        return f"the GPU is {ratio.middle:.3g} times as fast as {cpu}"
+    return f"cannot tell whether the GPU or {cpu} are faster"
+
+
+def _batches_text(cpu: BenchRow, gpu: BenchRow) -> str:
+    sizes = [row.conditions.get("batch_size", "unknown") for row in (cpu, gpu)]
+    return "" if sizes[0] == sizes[1] else f" (batches of {sizes[1]}; {sizes[0]} on the CPU)"
+
+
+def _ratio(first: BenchRow | None, second: BenchRow | None, file: BenchFile) -> Interval | None:
+    """How many times as fast the second one is."""
+    if first is None or second is None:
+        return None
+    pair: tuple[Sequence[float], Sequence[float]] = (first.samples, second.samples)
+    if min(map(len, pair)) < LEAST_SAMPLES or min(*first.samples, *second.samples) <= 0:
+        return None
+    number = file.settings.get("num_processes", "")
+    processes = int(number) if number.isdecimal() and len(number) < 6 else 0
+    return ratio_of_medians(*pair, processes=(processes, processes)).ratio

@@ -1,0 +1,52 @@
+"""Energy of some updates: a GPU's own counter, or RAPL for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from flatout.engine.runtime.energy import gpu_joules
+from flatout.system.clock import elapsed_s
+from flatout.system.rapl import rapl_counter
+
+# The driver brings its counter up to date every tenth of a second or so.
+_LEAST_S = 1.0
+
+
+class StepEnergy:
+    """Joules since this was made.
+
+    Args:
+        device: whose energy; on a CPU that of all packages, with what others use.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._joules: Callable[[], float | None]
+        self._problem: str | None = None
+        if device.type == "cuda":
+            self._joules = gpu_joules(device)
+            if self._joules() is None:
+                self._problem = "not readable: the driver has no energy counter for this GPU"
+        else:
+            counter = rapl_counter()
+            if isinstance(counter, str):
+                self._problem = counter
+            else:
+                self._joules = counter.joules
+        self._began_s = elapsed_s()
+        self._began_j = None if self._problem else self._joules()
+
+    def used(self) -> tuple[float | None, str | None]:
+        """Joules, or None with the reason."""
+        if self._problem is not None or self._began_j is None:
+            return None, self._problem or "not readable"
+        if elapsed_s() - self._began_s < _LEAST_S:
+            return None, "not readable: measured for less than a second"
+        try:
+            now_j = self._joules()
+        except (OSError, ValueError) as error:
+            return None, f"not readable: {error}"
+        if now_j is None or now_j <= self._began_j:
+            return None, "not readable: the counter stood at the same value"
+        return now_j - self._began_j, None

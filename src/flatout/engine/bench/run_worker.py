@@ -1,0 +1,246 @@
+"""The process that trains a workload: `python -m flatout.engine.bench.run_worker`."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from flatout.engine.bench.blocks import failure_text
+from flatout.engine.bench.energy import StepEnergy
+from flatout.engine.bench.limits_worker import failed
+from flatout.engine.bench.run_recipe import chosen_recipe
+from flatout.engine.bench.waiting import wait_for
+from flatout.engine.bench.workloads import Subject, part_of, subject_of
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed.select_feed import built_data
+from flatout.engine.runtime.device import chosen_device, use_device
+from flatout.engine.runtime.error_map import to_flatout_error
+from flatout.engine.runtime.step_timer import StepTimer, peak_memory_bytes
+from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
+from flatout.engine.tuner.ab_timing import RecipeLoop, TimedLoop
+from flatout.engine.tuner.baseline_loop import BaselineLoop
+from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
+from flatout.schema.predict_protocol import Reply
+from flatout.schema.recipe import Recipe
+from flatout.schema.run_protocol import (
+    RecipeRequest,
+    RunRequest,
+    WorkloadMeasured,
+    WorkloadRequest,
+)
+from flatout.system.clock import elapsed_s, now_s
+from flatout.system.exit_code import end
+from flatout.system.json_process import JsonStdio
+
+# Of the validation data, as many as this tell what has been learned.
+_MOST_EVALUATED = 512
+_MOST_UPDATES = 1024
+_HOST_UPDATES = 5
+# The first updates make state and compile; a block after them is like all that follow.
+_LEAST_STEPS = 3
+
+
+def main() -> int:
+    """Handles one request; gives the exit code."""
+    stdio = JsonStdio()
+    try:
+        request = stdio.read(RunRequest)
+        stdio.exit_when_closed()
+        stdio.answers.write(reply_to(request))
+    except BrokenPipeError:
+        return 1
+    except Exception as error:  # noqa: BLE001 - every exception is reported
+        traceback.print_exc()
+        failure = failed(to_flatout_error(error) or error)
+        stdio.answers.write(failure)
+        return failure.exit_code
+    return 0
+
+
+def reply_to(request: RecipeRequest | WorkloadRequest) -> Reply:
+    """Chooses a recipe, or measures."""
+    use_device(chosen_device(request.device))
+    subject = subject_of(request.size)
+    if isinstance(request, RecipeRequest):
+        return chosen_recipe(subject.experiment, request)
+    return measured(subject, request)
+
+
+def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
+    """Makes the updates of time_to_steps, looks at what was learned, then measures blocks."""
+    task = TuningTask(
+        experiment=subject.experiment, device_name=request.device, fixed=request.fixed
+    )
+    builder = CandidateBuilder(task)
+    timer = StepTimer(builder.device)
+    loop, recipe = _loop(builder, request.changes, timer)
+    model = _model_of(loop)
+    samples_per_step = _first_steps(loop, request.size.num_steps)
+    time_to_steps_s = now_s() - request.started_at
+    loss, accuracy = evaluated(subject.experiment, model, builder.device)
+    num_updates = _updates_per_block(loop, recipe, request.block_s)
+    before, energy = timer.split_s(), StepEnergy(builder.device)
+    blocks = [loop.timed(num_updates) for _ in range(request.num_blocks)]
+    energy_j, no_energy = energy.used()
+    after = timer.split_s()
+    num_samples = sum(block.num_samples for block in blocks)
+    spent = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
+    flops, not_counted = counted_flops(subject.experiment, model, builder.train_data)
+    host_share = _host_share(loop)
+    name, uuid = _gpu(builder.device)
+    loop.runner.close()
+    return WorkloadMeasured(
+        torch=str(torch.__version__),
+        num_threads=recipe.num_threads.value,
+        name=name,
+        uuid=uuid,
+        data=subject.data,
+        dtype=recipe.precision.value,
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        samples_per_step=samples_per_step,
+        tokens_per_sample=_tokens_per_sample(subject.experiment, builder.train_data),
+        flops_per_step=flops,
+        not_counted=not_counted,
+        step_s=tuple(block.took_s / num_updates for block in blocks),
+        time_to_steps_s=time_to_steps_s,
+        peak_bytes=peak_memory_bytes(builder.device),
+        energy_j=energy_j / num_samples if energy_j is not None else None,
+        no_energy=no_energy,
+        data_share=spent.get("data", 0.0) / (sum(spent.values()) or 1.0),
+        host_share=host_share,
+        loss=loss,
+        accuracy=accuracy,
+    )
+
+
+def _loop(
+    builder: CandidateBuilder, changes: dict[str, Any] | None, timer: StepTimer
+) -> tuple[TimedLoop, Recipe]:
+    if changes is None:
+        return builder.plain(timer=timer), builder.plain_recipe()
+    session = builder.session(changes)
+    return builder.contestant(session, timer), session.recipe
+
+
+def _model_of(loop: TimedLoop) -> nn.Module:
+    assert isinstance(loop.runner, BaselineLoop | RecipeLoop)
+    return loop.runner.model
+
+
+def _first_steps(loop: TimedLoop, num_steps: int) -> int:
+    """Makes the updates of time_to_steps; gives the samples of one."""
+    samples_per_step = loop.timed(1).num_samples
+    if num_steps > 1:
+        loop.timed(num_steps - 1)
+    return samples_per_step
+
+
+def _updates_per_block(loop: TimedLoop, recipe: Recipe, block_s: float) -> int:
+    """Updates that take at least so long, after at least some to warm up."""
+    loop.timed(_LEAST_STEPS if loop.timed(1).took_s < block_s else 1)
+    num_updates = max(1, recipe.steps_per_launch.value)
+    while num_updates < _MOST_UPDATES:
+        took_s = loop.timed(num_updates).took_s
+        if took_s >= block_s:
+            break
+        num_updates *= 2
+    return num_updates
+
+
+@torch.no_grad()
+def evaluated(
+    experiment: Experiment, model: nn.Module, device: torch.device
+) -> tuple[float, float | None]:
+    """Loss and accuracy on some of the validation data, in fp32; None if it has no accuracy."""
+    assert experiment.validation_data is not None, "every workload has some"
+    data = part_of(built_data(experiment, experiment.validation_data), 0, _MOST_EVALUATED)
+    was_training = model.training
+    model.eval()
+    try:
+        numbers = _numbers(experiment, model, data, device)
+    finally:
+        model.train(was_training)
+    return numbers["loss"], numbers.get("accuracy")
+
+
+def _numbers(
+    experiment: Experiment, model: nn.Module, data: Any, device: torch.device
+) -> dict[str, float]:
+    """The means over all samples, in batches of the training's size."""
+    assert experiment.loss is not None
+    place = placer(device, False)
+    num_samples = len(next(tensors_in(data)))
+    sums: dict[str, float] = {}
+    for start in range(0, num_samples, experiment.batch_size):
+        count = min(experiment.batch_size, num_samples - start)
+        batch = part_of(data, start, count)
+        batch = place(batch) if place is not None else batch
+        values: dict[str, Any] = {"loss": experiment.loss(model, batch)}
+        if experiment.metrics is not None:
+            values |= experiment.metrics(model, batch)
+        for name in ("loss", "accuracy"):
+            if name in values:
+                sums[name] = sums.get(name, 0.0) + float(values[name]) * count
+    return {name: total / num_samples for name, total in sums.items()}
+
+
+def counted_flops(
+    experiment: Experiment, model: nn.Module, train_data: Any
+) -> tuple[float | None, str | None]:
+    """FLOPs of forward and backward of one batch, or None with the reason.
+
+    Counted without computing, on meta tensors; matrix products, convolutions and attention, without
+    the optimizer.
+    """
+    assert experiment.loss is not None
+    try:
+        on_meta = copy.deepcopy(model).to("meta").train()
+        batch = _meta(part_of(train_data, 0, experiment.batch_size))
+        with FlopCounterMode(display=False) as counter:
+            value = experiment.loss(on_meta, batch)
+            assert isinstance(value, torch.Tensor), "the loss of a workload is a mean"
+            value.backward()
+    # A hook or a compiled module cannot be copied; an operator has no meta kernel.
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        return None, f"FLOPs not counted: {failure_text(error)}"
+    return float(counter.get_total_flops()), None
+
+
+def _meta(batch: Any) -> Any:
+    return with_tensors(batch, iter([tensor.to("meta") for tensor in tensors_in(batch)]))
+
+
+def _tokens_per_sample(experiment: Experiment, train_data: Any) -> int | None:
+    """Tokens that are predicted of a sample of text: all but the first."""
+    first = next(tensors_in(train_data))
+    is_text = isinstance(train_data, torch.Tensor) and first.dim() == 2
+    return first.shape[1] - 1 if is_text and experiment.unit != "images" else None
+
+
+def _host_share(loop: TimedLoop) -> float | None:
+    """The share of a step in which the host is busy; None on a CPU, which is the host."""
+    if loop.device.type != "cuda":
+        return None
+    wait_for(loop.device)
+    with loop.settings():
+        began_s = elapsed_s()
+        loop.runner.run(_HOST_UPDATES)
+        host_s = elapsed_s() - began_s
+        wait_for(loop.device)
+        return host_s / (elapsed_s() - began_s)
+
+
+def _gpu(device: torch.device) -> tuple[str | None, str | None]:
+    if device.type != "cuda":
+        return None, None
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, f"GPU-{properties.uuid}"
+
+
+if __name__ == "__main__":
+    end(main())
