@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "ray", "dask")
+HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "keras", "ray", "dask")
 # An experiment is described, and checked, where there is no torch.
 LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
 RICH_USERS = "flatout/cli/render/"
@@ -70,6 +70,7 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/experiments/gpt3_small.py: read_bytes": _OWN_DATA,
     "flatout/experiments/mlp.py: open": _OWN_DATA,
     "flatout/bench/report.py: read_text": _TEMPLATE,
+    "flatout/engine/bench/programs/training_program.py: import time": "runs without flatout",
     "flatout/runs/scaffold/piece.py: read_text": _TEMPLATE,
     "flatout/setup/host/windows_script.py: read_text": _TEMPLATE,
     "flatout/compat/tables.py: open": "tables, read before msgspec is there",

@@ -161,6 +161,28 @@ def proof_environment(*, is_cpu: bool, **added: str) -> dict[str, str]:
     return {**variables, **added}
 
 
+def framework_environment(device: str, num_threads: int, **added: str) -> dict[str, str]:
+    """The environment of a program that measures one framework, the same for all of them.
+
+    device: `cpu` or `cuda:N`, the only one that it sees.
+    """
+    variables = proof_environment(
+        is_cpu=device == "cpu",
+        OMP_NUM_THREADS=str(num_threads),
+        # XLA's, which has no option for it on a CPU.
+        PJRT_NPROC=str(num_threads),
+        NPROC=str(num_threads),
+    )
+    if device != "cpu":
+        number = int(device.partition(":")[2] or 0)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+        variables["CUDA_VISIBLE_DEVICES"] = names[number] if number < len(names) else str(number)
+        # All compute in fp32: each framework has its own option for TF32, with its own default.
+        variables["NVIDIA_TF32_OVERRIDE"] = "0"
+    return {**variables, **added}
+
+
 def creation_flags() -> int:
     """The creation flags for our processes under Windows."""
     if sys.platform == "win32":

@@ -15,6 +15,10 @@ from flatout.cli.options import json_document
     "--devices", default="auto", metavar="auto|cpu|cuda|cpu,cuda", show_default=True,
     help="Devices to measure; two to compare them.",
 )  # fmt: skip
+@click.option(
+    "--frameworks", metavar="NAME[=PYTHON],...",
+    help="Compare frameworks instead: torch, tensorflow, paddle, jax, keras.",
+)  # fmt: skip
 @click.option("--quick", "is_quick", is_flag=True, help="Measure less: one process, no search.")
 @click.option("--out", metavar="FILE", help="Write the result to a JSON file as well.")
 @click.option("--md", "is_markdown", is_flag=True, help="Print Markdown tables.")
@@ -34,8 +38,9 @@ def run(
     """Train workloads as a plain loop and with flatout's recipe, and measure both.
 
     Workloads: mlp, mnist-large, mnist-documents, resnet50, bert-large, gpt3-small, charlm; all by
-    default. Sizes are chosen for the machine.
+    default. Sizes are chosen for the machine. With --frameworks: mlp and mnist-large.
     """
+    frameworks = others.pop("frameworks")
     is_markdown, is_csv, is_json = (
         others.pop(f"is_{kind}") for kind in ("markdown", "csv", "json")
     )
@@ -44,10 +49,12 @@ def run(
     from pathlib import Path
 
     from flatout.bench import compare, read_files, report, table_texts
+    from flatout.bench import frameworks as bench_frameworks
     from flatout.bench import run as bench_run
     from flatout.bench.limits import Doing
     from flatout.cli.render import show
     from flatout.cli.render.show_bench import LimitsProgress
+    from flatout.cli.render.show_bench_frameworks import print_frameworks
     from flatout.cli.render.show_bench_run import print_run
 
     command = bench_run.RunCommand(
@@ -57,7 +64,10 @@ def run(
         report.check_writable(Path(html))
     file = None
     with LimitsProgress() as progress:
-        for value in bench_run.run(command):
+        measuring = bench_run.run(command)
+        if frameworks is not None:
+            measuring = bench_frameworks.run_frameworks(command, frameworks)
+        for value in measuring:
             if isinstance(value, Doing):
                 progress.show(value)
             else:
@@ -72,5 +82,7 @@ def run(
     elif is_markdown or is_csv:
         text = table_texts.markdown if is_markdown else table_texts.csv_text
         click.echo(text(comparison), nl=False)
+    elif frameworks is not None:
+        print_frameworks(file, out=out, html=html)
     else:
         print_run(file, out=out, html=html)
