@@ -27,7 +27,7 @@ from flatout.schema.addresses import masked
 from flatout.schema.machine import Machine
 from flatout.schema.placement import num_gpus_for
 from flatout.schema.predict_protocol import InferenceRequest, PredictJob, Verb
-from flatout.schema.run import Run, RunHeader
+from flatout.schema.run import Run, RunHeader, Utilization
 from flatout.schema.run_lines import Line
 from flatout.schema.suggested_command import resume_run, show_command
 from flatout.schema.train_request import TrainRequest
@@ -47,6 +47,7 @@ from flatout.system.store.run_reader import (
     milestones,
     newest_run,
     outline_of,
+    rate_of,
     results_of,
     split_of,
     tuned_recipe,
@@ -285,9 +286,24 @@ def next_step() -> tuple[str, str]:
 def tuned(run: Run) -> TunedRecipe:
     """The result of a search for a recipe, and its program if one was requested."""
     recipe, outline = tuned_recipe(run), outline_of(run)
+    used = _utilization(run, recipe.decision.samples_per_s)
+    recipe = msgspec.structs.replace(recipe, utilization=used)
     if outline is None:
         return recipe
     return msgspec.structs.replace(recipe, code=program(run.header, recipe, outline))
+
+
+def with_utilization(run: Run) -> Run:
+    """A run with how much of its machine it uses, if that is known."""
+    # Most runs are too short, and their lines need not be read.
+    rate = rate_of(run) if run.flops is not None else None
+    return msgspec.structs.replace(run, utilization=_utilization(run, rate))
+
+
+def _utilization(run: Run, samples_per_s: float | None) -> Utilization | None:
+    from flatout.bench.utilization import utilization
+
+    return utilization(run, samples_per_s) if samples_per_s is not None else None
 
 
 def record_crash(text: str) -> Path:

@@ -19,6 +19,7 @@ from flatout.schema.run_lines import (
     Extended,
     FileChanged,
     Finished,
+    FlopsCounted,
     Started,
     Stopped,
     Validated,
@@ -82,13 +83,29 @@ def checkpointing(
     )
 
 
+class Utilization(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what a machine can do a training does.
+
+    samples_per_s: of all ranks. share: of the limit of matrix products in this precision (MFU);
+    None if no limits are stored for this machine, device and torch.
+    is_limit_doubtful: it was measured while other programs ran, and may be higher.
+    """
+
+    samples_per_s: float
+    flops_per_s: float
+    precision: str
+    share: float | None = None
+    is_limit_doubtful: bool = False
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run as read from its folder. `interrupted`: no process works on it, and it did not end.
 
     finished, stopped: the last such line, though the run may have continued since.
     adaptations: what it has changed because memory ran out, in the order of the events.
     extended: to how long it was made longer last. file_changes: other texts of its experiment.
-    failure: what ended it, where that is how it stands.
+    failure: what ended it, where that is how it stands. flops: None where the run was too short.
+    utilization: None where it was not asked for.
     is_elsewhere: it is not among flatout's runs, so that a command takes its folder.
     """
 
@@ -108,6 +125,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     extended: Extended | None = None
     file_changes: tuple[FileChanged, ...] = ()
     failure: Finding | None = None
+    flops: FlopsCounted | None = None
+    utilization: Utilization | None = None
     is_elsewhere: bool = False
 
     @property

@@ -165,6 +165,15 @@ class Checkpointed(Line, frozen=True, kw_only=True, tag="checkpointed"):
     is_copied: bool = True
 
 
+class FlopsCounted(Line, frozen=True, kw_only=True, tag="flopscounted"):
+    """FLOPs of the training of a sample: of products, convolutions and attention, in the forward
+    and the backward pass. reason: why they could not be counted; then they are None.
+    """
+
+    flops_per_sample: float | None = None
+    reason: str | None = None
+
+
 # Why ranks and workers stop whose starter has gone.
 DESERTED = "the command line exited"
 
@@ -217,6 +226,7 @@ Event = (
     | Fetched
     | Warned
     | Checkpointed
+    | FlopsCounted
     | Stopped
     | Failed
     | Finished

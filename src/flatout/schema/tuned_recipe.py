@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from flatout.schema.recipe import Recipe
+from flatout.schema.run import Utilization
 from flatout.schema.tuning import Decision
 
 
 class TunedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A recipe with the search it came from; is_from_cache: it was found before and still holds.
 
+    utilization: of the machine by the recipe; None where FLOPs could not be counted.
     code: a plain PyTorch program with that recipe, where one was requested.
     """
 
@@ -19,4 +21,5 @@ class TunedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
     unit: str
     is_from_cache: bool
+    utilization: Utilization | None = None
     code: str | None = None

@@ -341,6 +341,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None = None
 
     @property
+    def samples_per_s(self) -> float | None:
+        """Of the recipe; None where nothing was measured."""
+        if not self.rungs:
+            return None
+        # The plain loop, and flatout's defaults if they differ.
+        defaults = self.rungs[:2][-1].samples_per_s
+        return defaults * self.speedup.middle if self.speedup is not None else defaults
+
+    @property
     def is_busy(self) -> bool:
         """Whether other programs disturbed the search."""
         return self.load is not None and self.load.is_busy

@@ -150,7 +150,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             if supervisor.is_trained:
                 show.print_next_steps(show.make_console(is_error=True), outcome.run)
         else:
-            display.close(outcome.run, runs_api.split_of(outcome.run))
+            display.close(runs_api.with_utilization(outcome.run), runs_api.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
     if not detach and outcome.is_kept and supervisor.is_trained:

@@ -230,4 +230,6 @@ def _closing_lines(run: Run, split: dict[str, float]) -> Iterable[tuple[str, str
         yield "time", wording.DOT.join([whole, *parts[:5]])
     if run.checkpointing and run.status != "running":
         yield "checkpoints", wording.cost_text(run.checkpointing, is_short=True)
+    if run.utilization is not None and run.status != "running":
+        yield "speed", wording.speed_text(run)
     yield "folder", wording.home_text(run.folder)

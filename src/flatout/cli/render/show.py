@@ -188,6 +188,9 @@ def print_run(
     if failure is not None:
         print_finding(failure, console)
     _print_facts(console, run, checkpoints)
+    if run.utilization is not None and run.utilization.share is None:
+        text = "its share of what this machine can do (MFU): flatout bench limits"
+        console.print(Text(f"{'':<{_LABEL_WIDTH}}{text}", "dim"), soft_wrap=True)
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
         _print_section(console, "metrics", metrics_table(metrics))
     if run.recipe:
@@ -217,6 +220,7 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         ("folder", wording.home_text(run.folder)),
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
+        *([("speed", wording.speed_text(run))] if run.utilization else []),
     ])  # fmt: skip
 
 

@@ -8,7 +8,14 @@ from rich.live import Live
 from rich.text import Text
 
 from flatout.cli.render import show
-from flatout.cli.render.wording import DOT, interval_text, load_lines, stay_lines, unused_lines
+from flatout.cli.render.wording import (
+    DOT,
+    interval_text,
+    load_lines,
+    stay_lines,
+    unused_lines,
+    utilization_text,
+)
 from flatout.schema.finding import Finding
 from flatout.schema.run_lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.schema.tuned_recipe import TunedRecipe
@@ -103,14 +110,15 @@ def print_tuned(tuned: TunedRecipe) -> None:
     width = _name_width(decision.rungs, total)
     for number, rung in enumerate(decision.rungs):
         console.print(_rung_text(rung, unit, width, is_first=number == 0), soft_wrap=True)
-    if total is not None and decision.speedup is not None:
-        whole = decision.rungs[:2][-1].samples_per_s * decision.speedup.middle
-        text = f"{'recipe':<{width}}{rate_text(whole, unit):>{_RATE_WIDTH}}"
+    if total is not None and decision.samples_per_s is not None:
+        text = f"{'recipe':<{width}}{rate_text(decision.samples_per_s, unit):>{_RATE_WIDTH}}"
         console.print(Text(text, "bold") + Text(total, "bold green"), soft_wrap=True)
     else:
         text = f"{'recipe':<{width}}{'defaults kept':>{_RATE_WIDTH}}"
         console.print(Text(text, "bold"), soft_wrap=True)
         show.print_lines(console, stay_lines(decision))
+    if tuned.utilization is not None:
+        show.print_lines(console, [("speed", utilization_text(tuned.utilization))])
     show.print_lines(console, list(_closing_lines(decision, tuned.is_from_cache)))
 
 

@@ -16,7 +16,7 @@ from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.machine import Machine
 from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Recipe
-from flatout.schema.run import Checkpointing, Run
+from flatout.schema.run import Checkpointing, Run, Utilization
 from flatout.schema.run_lines import FileChanged, Started, Tuned
 from flatout.schema.suggested_command import (
     is_of_notebook,
@@ -34,6 +34,7 @@ from flatout.schema.units import (
     is_ratio,
     noun_text,
     percent_text,
+    quantity_text,
     rate_text,
     seconds_text,
 )
@@ -412,6 +413,25 @@ def closing_text(run: Run) -> str:
             else "no checkpoint yet: it would start over"
         )
     return DOT.join(parts)
+
+
+def utilization_text(used: Utilization) -> str:
+    """FLOPs per second, and their share of the limit where one was measured."""
+    parts = [quantity_text(used.flops_per_s, "flop/s")]
+    if used.share is not None:
+        doubt = ", measured while other programs ran" if used.is_limit_doubtful else ""
+        share = percent_text(used.share, 0)
+        parts.append(f"{share} of this machine's {used.precision} limit (MFU){doubt}")
+    return DOT.join(parts)
+
+
+def speed_text(run: Run) -> str:
+    """The rate of a run, and how much of its machine it uses."""
+    assert run.utilization is not None
+    unit = run.started.unit if run.started else "samples"
+    return DOT.join(
+        [rate_text(run.utilization.samples_per_s, unit), utilization_text(run.utilization)]
+    )
 
 
 def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:

@@ -15,7 +15,15 @@ import msgspec
 
 from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Choice, Recipe
-from flatout.schema.run_lines import Event, Extended, Finished, RecipeSet, SharesChecked, Started
+from flatout.schema.run_lines import (
+    Event,
+    Extended,
+    Finished,
+    FlopsCounted,
+    RecipeSet,
+    SharesChecked,
+    Started,
+)
 from flatout.system import atomic_files
 from flatout.system.clock import now_s
 from flatout.system.store.run_folder import RunFolder
@@ -32,6 +40,7 @@ class History:
     shares: whether shares of a batch compute what the batch does; None if not checked.
     versions: of the last worker, None for a new run. num_ranks: that it had.
     is_finished: whether the last worker came to the run's end.
+    are_flops_counted: whether it was tried to count the FLOPs of a step.
     """
 
     decisions: tuple[RecipeSet, ...] = ()
@@ -42,6 +51,7 @@ class History:
     versions: dict[str, str] | None = None
     num_ranks: int = 1
     is_finished: bool = False
+    are_flops_counted: bool = False
 
     def after(self, event: Event) -> History:
         """The history with one more event."""
@@ -64,6 +74,8 @@ class History:
                 )
             case Finished():
                 return replace(self, is_finished=True)
+            case FlopsCounted():
+                return replace(self, are_flops_counted=True)
         return self
 
     def recipe_at(self, step: int) -> Recipe | None:

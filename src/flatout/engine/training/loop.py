@@ -105,6 +105,7 @@ class Loop:
             self._reporter = MetricsLog(session, context.event_log, context.timer, context.cap)
         requests = functools.partial(_requests, context, self._reporter)
         self._runner = StepRunner(session, context.timer, self._oom_recovery, requests)
+        self._flop_count = self._runner.flop_count
         self._validator = Validator(session, context.event_log)
         experiment = session.experiment
         every = experiment.validate_every
@@ -303,6 +304,7 @@ class Loop:
         self._reporter.report(is_waiting=True, is_last=is_last)
         if not self._session.has_finite_weights():
             raise _nonfinite_weights(self._session.position.step)
+        self._flop_count.log(self._event_log, self._timer, is_last=is_last)
         # A checkpoint that no resume can take would replace those that one can.
         check_is_taken_back(self._session.model, self._session.built_forms)
         for line in self._saver.take_written():

@@ -47,6 +47,7 @@ from flatout.engine.training.changed_experiment import (
     other_data,
 )
 from flatout.engine.training.checkpoints import shared_checkpoint
+from flatout.engine.training.flop_count import counted_alone
 from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
 from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
 from flatout.engine.training.run_checks import (
@@ -424,6 +425,10 @@ class Trainer:
         """The ending of a run with nothing to train."""
         atomic_files.write_json(self._task.folder.recipe, recipe)
         spent_s = elapsed_s() - self._began_s
+        with process_settings(recipe):
+            counted = counted_alone(built, recipe, spent_s)
+        if counted is not None:
+            self._event_log.event(counted)
         finished = Finished(
             at=now_s(), step=0, train_s=0.0, split_s={"tuning": spent_s}, num_samples_seen=0
         )

@@ -24,6 +24,7 @@ from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import Session
 from flatout.engine.session.step_kinds import new_step
 from flatout.engine.step.cuda_graphs import not_captured
+from flatout.engine.training.flop_count import FlopCount
 from flatout.engine.training.oom_recovery import OomRecovery
 from flatout.engine.training.rng_buffer_snapshot import StepSnapshot
 from flatout.errors import RunFailed
@@ -40,6 +41,7 @@ class StepRunner:
     """Makes updates.
 
     is_whole: weights, generators and buffers are those after an update: they can be saved.
+    flop_count: of such an update.
 
     Args:
         session: what is trained.
@@ -63,6 +65,7 @@ class StepRunner:
         self._snapshot = StepSnapshot(session.model, session.device)
         self._updates: Iterator[list[MicroBatch]] = iter(())
         self._requests = requests
+        self.flop_count = FlopCount(session)
         if self._step.exchange is not None:
             position = session.position
             self._step.exchange.listen(lambda: requests(position.step + 1))
@@ -117,6 +120,7 @@ class StepRunner:
         _report_uncached(self._session, self._oom_recovery)
         if update is None:
             return None
+        self.flop_count.see(update)
         if not self._step.enqueue(update):
             self._step.flush()
             self._timer.begin_step()

@@ -36,6 +36,7 @@ from flatout.schema.run_lines import (
     Failed,
     FileChanged,
     Finished,
+    FlopsCounted,
     Metric,
     Progress,
     RecipeSet,
@@ -323,6 +324,7 @@ def read_run(folder: RunFolder) -> Run:
         extended=_last(events, Extended),
         file_changes=tuple(line for line in events if isinstance(line, FileChanged)),
         failure=failure.finding if status == "failed" and failure else None,
+        flops=_last(events, FlopsCounted),
         is_elsewhere=folder.is_elsewhere,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.class_report import Results
@@ -101,6 +102,14 @@ def split_of(run: Run) -> dict[str, float]:
         return run.finished.split_s
     line = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
     return line.split_s if isinstance(line, Progress) else {}
+
+
+def rate_of(run: Run) -> float | None:
+    """Samples per second while it trained: the median of its lines; None if there are none."""
+    lines = each_line(RunFolder(Path(run.folder)).metrics, Metric, (b'"progress"',))
+    rates = [line.samples_per_s for line in lines if isinstance(line, Progress)]
+    known = [rate for rate in rates if rate is not None]
+    return median(known) if known else None
 
 
 def power_of(run: Run) -> float | None:
