@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import time
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -253,10 +254,112 @@ def test_step_parts_say_where_a_step_became_slower() -> None:
     assert [round(share or 0, 9) for share in shares] == [0.9, 0.1]
 
 
+def altered(path: Sequence[str | int], value: Any) -> bytes:
+    """A good file in which one value is another."""
+    content = json.loads(msgspec.json.encode(bench(row(MATMUL, [1.0, 2.0]))))
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(content).encode()
+
+
+# Values of the wrong kind, where a program would trust them.
+WRONG: list[tuple[Sequence[str | int], Any]] = [
+    (("bench_version",), "1"), (("bench_version",), True), (("bench_version",), -1),
+    (("bench_version",), 0), (("bench_version",), [1]), (("rows",), {}), (("rows",), None),
+    (("rows",), [[]]), (("rows",), [None]), (("rows", 0, "id"), 7), (("rows", 0, "id"), None),
+    (("rows", 0, "unit"), "furlongs"), (("rows", 0, "samples"), "12"),
+    (("rows", 0, "samples"), ["1"]), (("rows", 0, "samples"), [None]),
+    (("rows", 0, "samples"), [[1.0]]), (("rows", 0, "samples"), [{}]),
+    (("rows", 0, "samples"), [True]), (("rows", 0, "samples"), 1.0),
+    (("rows", 0, "samples"), [10**400]), (("rows", 0, "samples"), [math.nan]),
+    (("rows", 0, "samples"), [-math.inf]), (("rows", 0, "vendor"), "fast"),
+    (("rows", 0, "conditions"), []), (("rows", 0, "conditions"), {"size": 1}),
+    (("rows", 0, "is_higher_better"), "yes"), (("kind",), None), (("kind",), "<script>"),
+    (("machine",), []), (("machine",), None), (("began",), "now"), (("began", "at"), 0),
+    (("began", "clock_hz"), math.inf), (("began", "throttles"), "power"), (("settings",), [1]),
+    (("settings",), {"device": None}), (("versions",), {"torch": 2.13}), (("warnings",), "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG, ids=str)
+def test_value_of_a_wrong_kind(tmp_path: Path, path: Sequence[str | int], value: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_files(written(tmp_path, altered(path, value)))
+    assert caught.value.rule == "bench-file-unreadable" and caught.value.because
+
+
+def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
+    whole = msgspec.json.encode(bench(row("a", [1.0]), versions={"torch": "ä"}))
+    path = tmp_path / "cut.json"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UsageError) as caught:
+            read_files([path])
+        assert caught.value.rule == "bench-file-unreadable"
+
+
+@settings(deadline=None, max_examples=200,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8))
+def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
+    content = bytearray(msgspec.json.encode(bench(row(MATMUL, [1.0, 2.0]))))
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    try:
+        files = read_files(written(tmp_path, bytes(content)))
+        report.page(files, bench_compare.compare(files))
+    except UsageError as error:
+        assert error.because and error.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "because"),
+    [
+        (b" " * (64 * 2**20), "it is larger than 16.0 MiB"),
+        (b"[" * (17 * 2**20), "it is larger than 16.0 MiB"),
+        (altered(("rows", 0, "samples"), [1] * 200_001),
+         "200,001 samples; the limit is 200,000"),
+    ],
+    ids=["64 MiB of spaces", "brackets", "samples"],
+)  # fmt: skip
+def test_file_that_is_too_large(tmp_path: Path, content: bytes, because: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_files(written(tmp_path, content))
+    assert (caught.value.rule, caught.value.because) == ("bench-file-too-large", because)
+
+
+def test_many_samples_of_one_row_take_seconds(tmp_path: Path) -> None:
+    files = [bench(row(MATMUL, noisy(seed, num=90_000))) for seed in (1, 2)]
+    paths = written(tmp_path, *files)
+    began_s = time.monotonic()
+    found = read_files(paths)
+    report.page(found, bench_compare.compare(found))
+    assert time.monotonic() - began_s < 20
+
+
+def test_deeply_nested_unknown_field(tmp_path: Path) -> None:
+    for depth, is_read in ((50, True), (200_000, False)):
+        content = msgspec.json.encode(bench(row(MATMUL, [1.0])))
+        deep = b"[" * depth + b"]" * depth
+        try:
+            read_files(written(tmp_path, content[:-1] + b',"later":' + deep + b"}"))
+        except UsageError as error:
+            assert not is_read and error.rule == "bench-file-unreadable"
+
+
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
         (b"", "bench-file-unreadable"),
+        (b"null", "bench-file-unreadable"),
+        (b"[]", "bench-file-unreadable"),
+        (b"\x7fELF\x02\x01\x01" + bytes(range(256)), "bench-file-unreadable"),
+        (b"\x1f\x8b\x08\x00" + bytes(100), "bench-file-unreadable"),
+        (b"\xef\xbb\xbf{}", "bench-file-unreadable"),
+        (b'{"bench_version": 1} {}', "bench-file-unreadable"),
+        (b'{"bench_version": 99999999999999999999999999}', "bench-file-newer"),
         (b"\xff\xfe\x00", "bench-file-unreadable"),
         (b"[" * 100_000, "bench-file-unreadable"),
         (b'{"a":' * 50_000, "bench-file-unreadable"),

@@ -24,7 +24,7 @@ _LEAST_TICK_DISTANCE = 14.0
 # More dots cannot be told apart.
 _MOST_DOTS = 200
 _ROOFLINE_HEIGHT = 260
-_LABEL_HEIGHT = 13
+_LABEL_HEIGHT = 15
 # In percent; the rest is for the names of the roofs.
 _PLOT_WIDTH = 63.0
 _VERDICT_CLASSES: dict[Verdict, str] = {

@@ -14,8 +14,9 @@ from flatout.schema.bench_comparison import LoadedBench
 from flatout.schema.units import bytes_text, count_text, counted_text
 from flatout.system import atomic_files
 
-_MOST_BYTES = 64 * 2**20
-_MOST_ROWS = 5_000
+# A file of all workloads has 200 KiB. What is larger takes a thousand times as long to compare.
+_MOST_BYTES = 16 * 2**20
+_MOST_ROWS, _MOST_SAMPLES = 5_000, 200_000
 _LONGEST_NAME = 24
 # What is shown of problems with rows.
 _NUM_PROBLEMS = 3
@@ -76,12 +77,14 @@ def _read(path: Path) -> BenchFile:
     # Not JSON, not UTF-8, not a bench file, or nested too deep.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
-    if version is None:
-        raise _unreadable(path, "it has no `bench_version`")
-    if len(file.rows) > _MOST_ROWS:
-        raise _too_large(
-            path, f"{counted_text(len(file.rows), 'row')}; the limit is {count_text(_MOST_ROWS)}"
-        )
+    if version is None or version < 1:
+        raise _unreadable(path, "it has no `bench_version`, or one that never existed")
+    num_samples = sum(len(row.samples) for row in file.rows)
+    for what, num, most in (
+        ("row", len(file.rows), _MOST_ROWS), ("sample", num_samples, _MOST_SAMPLES)
+    ):  # fmt: skip
+        if num > most:
+            raise _too_large(path, f"{counted_text(num, what)}; the limit is {count_text(most)}")
     return file
 
 
