@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from string import Template
 
-from flatout.bench import charts
+from flatout.bench import charts, report_run
 from flatout.bench.statistics import LEAST_DIFFERENCE
 from flatout.bench.table_texts import doubt_text, part_text, ratio_text, value_text
 from flatout.errors import UsageError
@@ -61,6 +61,7 @@ def page(files: Sequence[LoadedBench], comparison: BenchComparison) -> str:
         warnings=_warnings(comparison),
         machines=_machines(comparison),
         ratios="".join(_ratios(comparison)),
+        runs=report_run.sections(files),
         groups=_groups(comparison),
         parts=_parts(comparison),
         rooflines=_rooflines(files),
@@ -200,13 +201,17 @@ def _samples(files: Sequence[LoadedBench], comparison: BenchComparison) -> Itera
     for row in comparison.rows[:_MOST_CHARTED]:
         known = [table[row.id].samples for table in tables if row.id in table]
         together = [sample for samples in known for sample in samples]
+        is_first = True
         for name, table, value in zip(comparison.files, tables, row.values, strict=True):
             if value is None or value.median is None:
                 continue
             ends = (min(together), max(together))
             strip = charts.sample_strip(table[row.id].samples, ends, value.outliers)
+            # The name of the row stands at its first file only.
+            kind, label = ("", escape(row.label)) if is_first else (" more", "")
+            is_first = False
             yield (
-                f'<div class="row samples"><span>{escape(row.label)}</span>'
+                f'<div class="row samples{kind}"><span>{label}</span>'
                 f'<span class="dim">{escape(name.name)}</span><span class="chart">{strip}</span>'
                 f'<span class="number">{escape(value_text(row, value))}'
                 f' <span class="dim">({value.num_samples})</span></span></div>'

@@ -36,6 +36,7 @@ from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
 from flatout.system.probes.machine import probe
 from flatout.system.process_env import plain_environment
+from flatout.system.store import bench_runs
 from flatout.system.store.interpreters import resolve_with_flatout
 from flatout.system.worker_process import ending_text
 
@@ -71,9 +72,7 @@ def run(command: RunCommand) -> Iterator[Doing | BenchFile]:
     machine = probe(LocalSystem(), python)
     require_torch(machine, version)
     devices, skipped = devices_here(machine, names)
-    measurement = _Measurement(
-        python, machine, devices, QUICK_RUN if command.is_quick else FULL_RUN
-    )
+    measurement = Measurement(python, machine, devices, QUICK_RUN if command.is_quick else FULL_RUN)
     file = None
     for value in measurement.run(workloads, skipped):
         if isinstance(value, Doing):
@@ -81,6 +80,7 @@ def run(command: RunCommand) -> Iterator[Doing | BenchFile]:
         else:
             file = value
     assert file is not None
+    bench_runs.keep_run(file)
     if command.out is not None:
         atomic_files.write_json(Path(command.out).expanduser(), file)
     yield file
@@ -154,8 +154,15 @@ def devices_here(machine: Machine, names: Sequence[str]) -> tuple[list[str], lis
     return found, skipped
 
 
-class _Measurement:
-    """Workloads on the devices of a machine."""
+class Measurement:
+    """Workloads on the devices of a machine.
+
+    Args:
+        python: an interpreter with torch and this flatout.
+        machine: its facts.
+        devices: `cpu` or `cuda:N`.
+        effort: how much.
+    """
 
     def __init__(
         self, python: str, machine: Machine, devices: Sequence[str], effort: RunEffort

@@ -60,10 +60,12 @@ def summaries(file: BenchFile) -> list[RunSummary]:
         RunSummary(workload=workload, device=device, rows=rows)
         for (workload, device), rows in found.items()
     ]
-    return [
-        msgspec.structs.replace(one, speedup=_ratio(one.speed("plain"), one.speed("flatout"), file))
-        for one in made
-    ]
+    return [msgspec.structs.replace(one, speedup=speedup_of(one, "flatout", file)) for one in made]
+
+
+def speedup_of(summary: RunSummary, way: str, file: BenchFile) -> Interval | None:
+    """How many times as fast as the plain loop a way is; None if one of them was not measured."""
+    return _ratio(summary.speed("plain"), summary.speed(way), file)
 
 
 def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:

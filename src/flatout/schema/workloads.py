@@ -107,19 +107,19 @@ WORKLOADS: dict[str, Workload] = {
             name="resnet50",
             what="ResNet-50 v1.5 on 224 x 224 pixels",
             published=_size("224 x 224 pixels", (32, 3), (256, 20), size="full"),
-            small=_size("224 x 224 pixels", (4, 3), (256, 20), size="full"),
+            small=_size("224 x 224 pixels", (2, 3), (256, 20), size="full"),
         ),
         Workload(
             name="bert-large",
             what="BERT-Large fills in masked words",
             published=_size("24 layers, sequences of 384", (4, 3), (32, 20), depth=24, length=384),
-            small=_size("4 of 24 layers, sequences of 128", (2, 3), (64, 20), depth=4, length=128),
+            small=_size("4 of 24 layers, sequences of 128", (1, 3), (64, 20), depth=4, length=128),
         ),
         Workload(
             name="gpt3-small",
             what="the smallest GPT-3",
             published=_size("12 layers, context 1024", (1, 3), (16, 20), depth=12, length=1024),
-            small=_size("4 of 12 layers, context 128", (2, 3), (64, 20), depth=4, length=128),
+            small=_size("4 of 12 layers, context 128", (1, 3), (64, 20), depth=4, length=128),
             has_tokens=True,
         ),
         Workload(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from rich.console import Console
 from rich.text import Text
@@ -60,7 +61,7 @@ def _print_summary(console: Console, file: BenchFile, summary: RunSummary) -> No
     for name in quantities:
         rows = [of_way.get(name) for of_way in summary.rows.values()]
         if any(row is not None and row.samples for row in rows):
-            table.add_row(_label(name, rows), *(_value(row, file) for row in rows))
+            table.add_row(_label(name, rows), *(_value(name, row, file) for row in rows))
     if table.row_count:
         console.print(table)
     show.print_lines(console, [(f"  {name}", text) for name, text in _notes(summary)])
@@ -73,14 +74,13 @@ def _label(name: str, rows: list[BenchRow | None]) -> str:
     return "  " + text.replace("{}", number)
 
 
-def _value(row: BenchRow | None, file: BenchFile) -> str:
+def _value(name: str, row: BenchRow | None, file: BenchFile) -> str:
+    """The median; of a step with its interval, which is as wide for the speed."""
     if row is None or not row.samples:
         return "n/a" if row is not None else ""
-    interval = interval_of(row, is_busy=is_busy(file))
-    if interval is None:
-        return quantity_text(row.samples[0], row.unit).removesuffix(" loss")
-    text = quantity_text(interval.middle, row.unit).removesuffix(" loss")
-    return f"{text} {interval_text(interval, row.unit)}"
+    text = quantity_text(median(row.samples), row.unit).removesuffix(" loss")
+    interval = interval_of(row, is_busy=is_busy(file)) if name == "step_s" else None
+    return f"{text} {interval_text(interval, row.unit)}" if interval is not None else text
 
 
 def _notes(summary: RunSummary) -> Iterator[tuple[str, str]]:

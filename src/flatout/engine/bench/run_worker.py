@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import traceback
 from typing import Any
 
@@ -41,8 +40,7 @@ from flatout.system.json_process import JsonStdio
 _MOST_EVALUATED = 512
 _MOST_UPDATES = 1024
 _HOST_UPDATES = 5
-# The first updates make state and compile; a block after them is like all that follow.
-_LEAST_STEPS = 3
+_NUM_WARM_UPS = 3
 
 
 def main() -> int:
@@ -80,17 +78,17 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
     timer = StepTimer(builder.device)
     loop, recipe = _loop(builder, request.changes, timer)
     model = _model_of(loop)
-    samples_per_step = _first_steps(loop, request.size.num_steps)
+    samples_per_step, step_s = _first_steps(loop, request.size.num_steps)
     time_to_steps_s = now_s() - request.started_at
     loss, accuracy = evaluated(subject.experiment, model, builder.device)
-    num_updates = _updates_per_block(loop, recipe, request.block_s)
+    num_updates = _updates_per_block(loop, recipe, step_s, request.block_s)
     before, energy = timer.split_s(), StepEnergy(builder.device)
     blocks = [loop.timed(num_updates) for _ in range(request.num_blocks)]
     energy_j, no_energy = energy.used()
-    after = timer.split_s()
+    after, peak_bytes = timer.split_s(), peak_memory_bytes(builder.device)
     num_samples = sum(block.num_samples for block in blocks)
     spent = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
-    flops, not_counted = counted_flops(subject.experiment, model, builder.train_data)
+    flops, not_counted = counted_flops(subject.experiment, builder.train_data)
     host_share = _host_share(loop)
     name, uuid = _gpu(builder.device)
     loop.runner.close()
@@ -108,7 +106,7 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
         not_counted=not_counted,
         step_s=tuple(block.took_s / num_updates for block in blocks),
         time_to_steps_s=time_to_steps_s,
-        peak_bytes=peak_memory_bytes(builder.device),
+        peak_bytes=peak_bytes,
         energy_j=energy_j / num_samples if energy_j is not None else None,
         no_energy=no_energy,
         data_share=spent.get("data", 0.0) / (sum(spent.values()) or 1.0),
@@ -132,22 +130,21 @@ def _model_of(loop: TimedLoop) -> nn.Module:
     return loop.runner.model
 
 
-def _first_steps(loop: TimedLoop, num_steps: int) -> int:
-    """Makes the updates of time_to_steps; gives the samples of one."""
-    samples_per_step = loop.timed(1).num_samples
-    if num_steps > 1:
-        loop.timed(num_steps - 1)
-    return samples_per_step
+def _first_steps(loop: TimedLoop, num_steps: int) -> tuple[int, float]:
+    """Makes the updates of time_to_steps; gives the samples of one, and about what one takes."""
+    first = loop.timed(1)
+    if num_steps == 1:
+        return first.num_samples, first.took_s
+    return first.num_samples, loop.timed(num_steps - 1).took_s / (num_steps - 1)
 
 
-def _updates_per_block(loop: TimedLoop, recipe: Recipe, block_s: float) -> int:
-    """Updates that take at least so long, after at least some to warm up."""
-    loop.timed(_LEAST_STEPS if loop.timed(1).took_s < block_s else 1)
+def _updates_per_block(loop: TimedLoop, recipe: Recipe, step_s: float, block_s: float) -> int:
+    """Updates that take at least block_s, after some to warm up."""
     num_updates = max(1, recipe.steps_per_launch.value)
-    while num_updates < _MOST_UPDATES:
-        took_s = loop.timed(num_updates).took_s
-        if took_s >= block_s:
-            break
+    if num_updates * step_s >= block_s:
+        return num_updates
+    loop.timed(max(_NUM_WARM_UPS, num_updates))
+    while num_updates < _MOST_UPDATES and loop.timed(num_updates).took_s < block_s:
         num_updates *= 2
     return num_updates
 
@@ -189,9 +186,7 @@ def _numbers(
     return {name: total / num_samples for name, total in sums.items()}
 
 
-def counted_flops(
-    experiment: Experiment, model: nn.Module, train_data: Any
-) -> tuple[float | None, str | None]:
+def counted_flops(experiment: Experiment, train_data: Any) -> tuple[float | None, str | None]:
     """FLOPs of forward and backward of one batch, or None with the reason.
 
     Counted without computing, on meta tensors; matrix products, convolutions and attention, without
@@ -199,13 +194,14 @@ def counted_flops(
     """
     assert experiment.loss is not None
     try:
-        on_meta = copy.deepcopy(model).to("meta").train()
+        with torch.device("meta"):
+            on_meta = experiment.model().train()
         batch = _meta(part_of(train_data, 0, experiment.batch_size))
         with FlopCounterMode(display=False) as counter:
             value = experiment.loss(on_meta, batch)
             assert isinstance(value, torch.Tensor), "the loss of a workload is a mean"
             value.backward()
-    # A hook or a compiled module cannot be copied; an operator has no meta kernel.
+    # An operator has no meta kernel, or the loss reads a value.
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return None, f"FLOPs not counted: {failure_text(error)}"
     return float(counter.get_total_flops()), None
