@@ -86,6 +86,7 @@ def test_every_command_prints_json() -> None:
     # These print nothing of their own that a program could want.
     silent = (
         "flatout",
+        "flatout bench",
         "flatout cluster",
         "flatout cluster logs",
         "flatout data",

@@ -9,6 +9,10 @@ from datetime import UTC, datetime
 elapsed_s = time.perf_counter
 
 
+# Seconds that this thread has worked: what other programs take is not in it.
+thread_s = time.thread_time
+
+
 # Waiting for what someone else is doing.
 sleep_s = time.sleep
 

@@ -8,21 +8,24 @@ import click
 
 from flatout.cli.options import json_document
 
+# Commands that are loaded when they are used, from `bench_NAME.py`.
+_LAZY = ("cards", "compare", "platforms", "run", "slow-host")
+
 
 class _BenchGroup(click.Group):
-    """Loads `compare` when it is used."""
+    """Loads most commands when they are used."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """All names, sorted."""
-        return sorted({*super().list_commands(context), "compare"})
+        return sorted({*super().list_commands(context), *_LAZY})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Finds a command."""
-        if name != "compare":
+        if name not in _LAZY:
             return super().get_command(context, name)
-        command: click.Command = importlib.import_module(
-            "flatout.cli.commands.bench_compare"
-        ).compare
+        function = name.replace("-", "_")
+        module = importlib.import_module(f"flatout.cli.commands.bench_{function}")
+        command: click.Command = getattr(module, function)
         return command
 
 

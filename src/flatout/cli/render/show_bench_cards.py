@@ -1,0 +1,104 @@
+"""Output of `flatout bench cards`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from flatout.cli.render import show, wording
+from flatout.cli.render.show_bench import interval_text
+from flatout.cli.render.tables import plain_table
+from flatout.schema.bench_cards import CardPrediction, CardsReport
+from flatout.schema.units import bytes_text, percent_text, quantity_text, seconds_text
+
+
+def print_cards(report: CardsReport) -> None:
+    """The measured step, cards, instances, and what the numbers rest on."""
+    console = show.make_console()
+    show.print_lines(console, _head(report))
+    console.print()
+    _print_table(report, report.cards, "card")
+    console.print()
+    _print_table(report, report.instances, "instance")
+    console.print()
+    lines = [("how", report.how)]
+    if report.parts is not None:
+        lines.append(("interval", f"x{report.error:.2f} to both sides: 9 of 10 predictions of"
+                      " published figures were no further off"))  # fmt: skip
+    lines += [("note", note) for note in report.notes]
+    if report.prices_from is not None:
+        lines.append(("prices", report.prices_from))
+    show.print_lines(console, lines)
+
+
+def _head(report: CardsReport) -> list[tuple[str, str]]:
+    step = report.measured
+    rate = quantity_text(step.per_step / step.step_s, step.unit)
+    where = step.card or ("this CPU" if step.device == "cpu" else "a GPU")
+    measured = [f"{step.way} loop" if step.way == "plain" else step.way, where, step.dtype, rate]
+    lines = [
+        ("workload", step.workload),
+        ("measured", wording.DOT.join([*measured, f"{seconds_text(step.step_s)} a step"])),
+    ]
+    if report.parts is not None:
+        shares = (
+            ("FLOPs at the peak", report.parts.compute), ("the rest", report.parts.memory),
+            ("host busy meanwhile", report.parts.host),
+        )  # fmt: skip
+        lines.append(("step", wording.DOT.join(
+            f"{name} {percent_text(part / step.step_s, 0)}" for name, part in shares
+        )))  # fmt: skip
+    if report.dtype != step.dtype:
+        lines.append(("predicted", f"in {report.dtype}"))
+    return lines
+
+
+def _print_table(report: CardsReport, rows: Sequence[CardPrediction], first: str) -> None:
+    unit = report.measured.unit
+    has_prices = any(row.price_per_hour is not None for row in rows)
+    has_several = any(row.num_devices > 1 for row in rows)
+    heads = [first, *(["GPUs"] if has_several else []), unit, "interval", "here", "fits", "limit"]
+    prices = ["per hour", f"{unit.partition('/')[0]} for 1"] if has_prices else []
+    table = plain_table(*heads, *prices)
+    for row in rows:
+        name = row.instance or row.short
+        several = []
+        if has_several:
+            several = [f"{row.num_devices} x {row.short}" if row.instance else str(row.num_devices)]
+        cells = [name, *several, *_throughput(row, unit), _fit(row), f"{row.watts:,.0f} W"]
+        if has_prices:
+            cells += _price(row)
+        table.add_row(*cells)
+    show.make_console().print(table)
+
+
+def _throughput(row: CardPrediction, unit: str) -> list[str | Text]:
+    if row.throughput is not None:
+        middle = quantity_text(row.throughput.middle, unit).removesuffix(f" {unit}")
+        return [middle, interval_text(row.throughput, unit), _ratio(row.ratio)]
+    if row.at_most is not None:
+        most = quantity_text(row.at_most, unit).removesuffix(f" {unit}")
+        return [f"< {most}", Text("launches decide", "dim"), ""]
+    return ["", Text(row.unread or "", "dim"), ""]
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"x{ratio:.3g}" if ratio < 100 else f"x{ratio:,.0f}"
+
+
+def _fit(row: CardPrediction) -> Text | str:
+    if row.does_fit is None:
+        return "?"
+    word = "yes" if row.does_fit else "no"
+    text = word if row.instance else f"{word}, {bytes_text(row.memory_bytes)}"
+    return Text(text, "" if row.does_fit else "red")
+
+
+def _price(row: CardPrediction) -> list[str]:
+    if row.price_per_hour is None:
+        return ["", ""]
+    per = "" if row.per_price is None else f"{row.per_price.middle:,.0f}"
+    return [f"{row.price_per_hour:,.2f}", per]

@@ -1,0 +1,86 @@
+"""A plain loop that is slowed down on purpose, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.engine.bench.slow_host import SlowLoop, SlowOperators, launches
+from flatout.schema.slow_host import SlowBlock, SlowHostRequest
+from flatout.schema.workloads import WORKLOADS, measured_size
+from flatout.system.clock import thread_s
+
+
+@pytest.fixture(scope="module")
+def loop() -> SlowLoop:
+    size = measured_size(WORKLOADS["mlp"], "cpu", ["cpu"], 1)
+    return SlowLoop(SlowHostRequest(device="cpu", size=size))
+
+
+def test_views_and_memory_launch_nothing() -> None:
+    aten = torch.ops.aten
+    for operator in (aten.view.default, aten.t.default, aten.empty.memory_format):
+        assert not launches(operator)
+    for operator in (aten.mm.default, aten.add.Tensor, aten.copy_.default):
+        assert launches(operator)
+
+
+def test_operators_of_the_backward_pass_are_counted() -> None:
+    weight = torch.ones(3, 3, requires_grad=True)
+    mode = SlowOperators(thread_s)
+    with mode:
+        loss = (weight @ weight).sum()
+        num_forward = mode.num_launches
+        loss.backward()
+    assert num_forward == 2 and mode.num_launches > num_forward
+
+
+def test_step_is_longer_by_all_its_delays(loop: SlowLoop) -> None:
+    ready = loop.ready()
+    assert ready.num_launches > 20 and ready.pid == os.getpid()
+    delay_s = 200e-6
+    added_s = added(
+        loop, SlowBlock(num_steps=3, delay_s=0.0), SlowBlock(num_steps=3, delay_s=delay_s)
+    )
+    # Next to other programs, what a delay has driven out of the caches comes on top.
+    assert 0.9 < added_s / (delay_s * ready.num_launches) < 2
+
+
+def test_step_is_longer_by_a_late_batch(loop: SlowLoop) -> None:
+    loop.ready()
+    added_s = added(loop, SlowBlock(num_steps=3), SlowBlock(num_steps=3, loader_s=0.05))
+    assert 0.9 < added_s / 0.05 < 2
+
+
+def added(loop: SlowLoop, rest: SlowBlock, slower: SlowBlock) -> float:
+    """How much longer the quickest of some steps are, measured in turns."""
+    pairs = [(loop.block(rest).thread_s, loop.block(slower).thread_s) for _ in range(6)]
+    return min(after for _, after in pairs) - min(before for before, _ in pairs)
+
+
+def test_command_gives_one_document(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "flatout", "bench", "slow-host", "mlp", "--quick", "--json",
+            "--device", "cpu"]  # fmt: skip
+    done = subprocess.run(
+        argv, env={**os.environ, "FLATOUT_STATE": str(tmp_path)}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["workload"] == "mlp" and len(report["quotas"]) == 2
+    # Nothing is hidden on a CPU, which does the work itself.
+    assert 0.7 < report["operators"]["felt"]["middle"] < 1.4
+    assert report["words"][0].startswith("this workload hides nothing")
+    assert "process 1 of 1" in done.stderr
+
+
+def test_unknown_workload_is_refused(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "flatout", "bench", "slow-host", "mpl"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "unknown-workload" in done.stderr
