@@ -173,7 +173,9 @@ def test_ways_of_torch_are_three() -> None:
     torch = FrameworkPython(framework="torch", python="/torch", version="2.13")
     ways = list(frameworks.ways_of([torch], "/own"))
     assert [way.name for way in ways] == ["plain", "torch", "flatout"]
-    assert ways[2].python == "/own"
+    assert ways[2].python == "/own" and "search" in ways[2].variants
+    quick = list(frameworks.ways_of([torch], "/own", is_quick=True))
+    assert "search" not in quick[2].variants
 
 
 @pytest.mark.parametrize(
@@ -298,8 +300,9 @@ def test_run_program_when_it_fails_or_dies(turns: framework_turns.Turns, tmp_pat
         steps_per_call=1, num_steps=1, num_blocks=1, block_s=0.1,
     )  # fmt: skip
     assert run_program(way("tensorflow", "graph"), task) == "ValueError: no graph"
-    (tmp_path / "jax_program.py").write_text("raise SystemExit(7)")
-    assert "7" in str(run_program(way("jax", "scan"), task))
+    (tmp_path / "jax_program.py").write_text("import sys\nsys.exit('no module')")
+    died = run_program(way("jax", "scan"), task)
+    assert died == "its process ended with exit code 1: no module"
     gone = msgspec.structs.replace(way("jax", "scan"), python="/no/such/python")
     assert "No such file" in str(run_program(gone, task)) or IS_WINDOWS
 

@@ -75,9 +75,13 @@ def run_program(way: Way, task: FrameworkTask) -> ProgramResult | str:
     try:
         with JsonProcess(way.python, module, environment=environment) as process:
             process.send(sent)
-            return _result(process, began_s)
-    except ProcessEnded as ended:
-        return f"its process {ending_text(ended.exit_code)}"
+            try:
+                return _result(process, began_s)
+            except ProcessEnded as ended:
+                # Most often the framework could not be imported: its last line says why.
+                last = process.printed().strip().splitlines()[-1:]
+                text = f"its process {ending_text(ended.exit_code)}"
+                return f"{text}: {last[0][:300]}" if last else text
     except TimeoutError:
         return f"not done within {_LIMIT_S:g} s"
     except OSError as error:

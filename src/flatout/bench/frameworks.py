@@ -119,7 +119,7 @@ def compare_frameworks(
         workload_of(name, request.device, is_quick=request.is_quick) for name in request.workloads
     ]
     pythons, missing = _found(python, request)
-    ways = list(ways_of(pythons, python))
+    ways = list(ways_of(pythons, python, is_quick=request.is_quick))
     uuid = uuid_of(machine, request.device)
     began = device_state(uuid, other_cpus_now())
     watch = LoadWatch()
@@ -181,17 +181,19 @@ def _found(
     return here, missing
 
 
-def ways_of(pythons: Sequence[FrameworkPython], own: str) -> Iterator[Way]:
+def ways_of(
+    pythons: Sequence[FrameworkPython], own: str, *, is_quick: bool = False
+) -> Iterator[Way]:
     """What is compared: torch in three ways, the others in the best of theirs.
 
-    own: the interpreter with torch and flatout.
+    own: the interpreter with torch and flatout. is_quick: no recipe is searched for.
     """
     for one in pythons:
         if one.framework == "torch":
             yield Way(name="plain", program="torch", python=one.python, variants=("plain",))
             variants: tuple[str, ...] = ("eager", "compile")
             yield Way(name="torch", program="torch", python=one.python, variants=variants)
-            variants = ("defaults", "compiled", "search")
+            variants = ("defaults", "compiled", *(() if is_quick else ("search",)))
             yield Way(name="flatout", program="flatout", python=own, variants=variants)
             continue
         if one.framework == "keras":
