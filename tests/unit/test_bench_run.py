@@ -8,15 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from flatout.bench import report_run
+from flatout.bench import run as run_module
 from flatout.bench.limits import Doing
 from flatout.bench.read_files import loaded
 from flatout.bench.references import references_for, shipped_references
 from flatout.bench.run import Measurement, chosen_workloads, device_names, devices_here
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN
-from flatout.bench.run_rows import NO_LIMITS, Series, rows_of
+from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Series, rows_of
 from flatout.bench.run_summary import gpu_ratios, summaries
+from flatout.cli.main import main
 from flatout.cli.render.show_bench_run import print_run
 from flatout.errors import UsageError
 from flatout.schema.bench import BenchFile, BenchRow, DeviceState
@@ -55,7 +58,7 @@ def series(
     )  # fmt: skip
 
 
-def run_file(*all_series: Series, limits: dict[str, float] | None = None) -> BenchFile:
+def run_file(*all_series: Series, limits: dict[str, float] | str = NO_LIMITS) -> BenchFile:
     rows = [row for one in all_series for row in rows_of(one, limits)]
     return BenchFile(
         kind="run", flatout="1", machine=CPU, began=STATE, ended=STATE, rows=tuple(rows),
@@ -146,29 +149,29 @@ def test_rows_of_two_processes() -> None:
 
 
 def test_rows_of_text_are_in_tokens() -> None:
-    rows = by_end(list(rows_of(series("charlm", "plain", reply(tokens_per_sample=64)), None)))
+    rows = by_end(list(rows_of(series("charlm", "plain", reply(tokens_per_sample=64)), NO_LIMITS)))
     assert rows["tokens_per_s"].samples == (64 * 64 / 0.01, 64 * 64 / 0.02)
     assert rows["tokens_per_s"].unit == "tokens/s" and "samples_per_s" not in rows
 
 
 def test_mfu_says_what_is_missing() -> None:
-    def unread(one: WorkloadMeasured, limits: dict[str, float] | None) -> str | None:
+    def unread(one: WorkloadMeasured, limits: dict[str, float] | str) -> str | None:
         return by_end(list(rows_of(series("mlp", "plain", one), limits)))["mfu"].unread
 
-    assert unread(reply(), None) == NO_LIMITS
+    assert unread(reply(), NO_LIMITS) == NO_LIMITS
     assert "no matrix product in bf16" in (unread(reply(dtype="bf16"), {"fp32": 1.0}) or "")
     no_flops = reply(flops_per_step=None, not_counted="FLOPs not counted: no kernel")
     assert unread(no_flops, {"fp32": 1.0}) == "FLOPs not counted: no kernel"
 
 
 def test_rows_when_nothing_could_be_measured() -> None:
-    rows = list(rows_of(series("mlp", "plain", problem="out of memory"), None))
+    rows = list(rows_of(series("mlp", "plain", problem="out of memory"), NO_LIMITS))
     assert rows and all(row.unread == "out of memory" and not row.samples for row in rows)
 
 
 def test_zero_is_a_reason_and_not_a_sample() -> None:
     one = reply(data_share=0.0, accuracy=0.0)
-    rows = by_end(list(rows_of(series("resnet50", "plain", one), None)))
+    rows = by_end(list(rows_of(series("resnet50", "plain", one), NO_LIMITS)))
     assert rows["data_wait_share"].samples == () and rows["data_wait_share"].unread
     assert rows["accuracy"].samples == () and rows["accuracy"].unread
 
@@ -271,6 +274,15 @@ def test_print_run_shows_ways_reasons_and_references(capsys: pytest.CaptureFixtu
         assert text in shown, text
 
 
+def test_paths_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    for option in ("--out", "--html"):
+        words = ["bench", "run", "mlp", option, str(tmp_path / "missing" / "a")]
+        result = CliRunner().invoke(main, words)
+        assert isinstance(result.exception, UsageError)
+        assert result.exception.rule == "bench-report-not-writable"
+        assert option in (result.exception.fix or "")
+
+
 # Energy of CPUs.
 
 
@@ -363,3 +375,36 @@ def test_efforts_measure_enough_for_an_interval() -> None:
     for effort in (FULL_RUN, QUICK_RUN):
         assert effort.num_processes * effort.num_blocks >= 5
         assert effort.settings["effort"] == effort.name
+
+
+@posix
+def test_file_is_written_after_each_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    cat = f"cat {tmp_path}/measured"
+    measurement = Measurement(fake_python(tmp_path, cat, cat), CPU, ["cpu"], QUICK_RUN)
+    values = list(measurement.run([WORKLOADS["mlp"], WORKLOADS["resnet50"]], ()))
+    files = [value for value in values if isinstance(value, BenchFile)]
+    assert [{row.id.split("/")[1] for row in file.rows} for file in files] == [
+        {"mlp"}, {"mlp", "resnet50"}
+    ]  # fmt: skip
+
+
+@posix
+def test_limits_of_a_busy_machine_give_no_mfu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    product = BenchRow(id="limits/matmul/fp32", label="", unit="flop/s", samples=(1e12,) * 5)
+    cat, mfus = f"cat {tmp_path}/measured", []
+    for other_cpus in (0.0, 2.0):
+        state = msgspec.structs.replace(STATE, other_cpus=other_cpus)
+        limits = BenchFile(
+            kind="limits", flatout="1", machine=CPU, began=state, ended=state, rows=(product,)
+        )
+        monkeypatch.setattr(run_module, "known_limits", lambda *_, found=limits: found)
+        _, file = measured(fake_python(tmp_path, cat, cat))
+        mfus.append(next(row for row in file.rows if row.id == "run/mlp/plain/cpu/mfu"))
+    assert mfus[0].samples[0] == pytest.approx(6.4e8 / 0.01 / 1e12)
+    assert mfus[1].unread == BUSY_LIMITS

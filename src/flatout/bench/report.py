@@ -21,6 +21,7 @@ from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text, percent_text, quantity_text
 from flatout.system import atomic_files
 
+_EXAMPLES = {"--html": "report.html", "--out": "run.json"}
 _TEMPLATE = Path(__file__).with_name("report.html.tmpl")
 # More of a file is a table, not a picture.
 _MOST_CHARTED = 150
@@ -36,8 +37,12 @@ def write_report(path: Path, files: Sequence[LoadedBench], comparison: BenchComp
     atomic_files.write_atomically(path, page(files, comparison).encode("utf-8", "replace"))
 
 
-def check_writable(path: Path) -> None:
-    """Refuses a path that no report can have.
+def check_writable(path: Path, option: str = "--html") -> None:
+    """Refuses a path that no file can have, before something is measured for it.
+
+    Args:
+        path: of a file.
+        option: that it was given with.
 
     Raises:
         UsageError: bench-report-not-writable.
@@ -45,9 +50,9 @@ def check_writable(path: Path) -> None:
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UsageError(
             "bench-report-not-writable",
-            f"cannot write the report to {path}.",
+            f"cannot write to {path}.",
             because="it is not a regular file" if path.exists() else "its folder does not exist",
-            fix="name a file in a folder that exists, such as `--html report.html`",
+            fix=f"name a file in a folder that exists, such as `{option} {_EXAMPLES[option]}`",
         )
 
 

@@ -12,9 +12,9 @@ import msgspec
 
 import flatout
 from flatout.bench.api import known_limits, resolved_device
-from flatout.bench.limits import Doing, other_cpus_now, uuid_of, warnings_of
+from flatout.bench.limits import Doing, is_busy, other_cpus_now, uuid_of, warnings_of
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN, RunEffort
-from flatout.bench.run_rows import Limits, Series, median_of, rows_of
+from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Limits, Series, median_of, rows_of
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import UsageError
 from flatout.schema.bench import BenchFile, DeviceState
@@ -60,7 +60,7 @@ class RunCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(command: RunCommand) -> Iterator[Doing | BenchFile]:
-    """Measures; the last value is the file.
+    """Measures; after each workload there is a file with all so far, and the last is the result.
 
     Raises:
         UsageError: unknown-workload, bad-device, device-not-here, torch-not-installed, and for the
@@ -73,17 +73,13 @@ def run(command: RunCommand) -> Iterator[Doing | BenchFile]:
     require_torch(machine, version)
     devices, skipped = devices_here(machine, names)
     measurement = Measurement(python, machine, devices, QUICK_RUN if command.is_quick else FULL_RUN)
-    file = None
     for value in measurement.run(workloads, skipped):
-        if isinstance(value, Doing):
-            yield value
-        else:
-            file = value
-    assert file is not None
-    bench_runs.keep_run(file)
-    if command.out is not None:
-        atomic_files.write_json(Path(command.out).expanduser(), file)
-    yield file
+        # After each workload: a run of all takes long, and may be interrupted.
+        if isinstance(value, BenchFile):
+            bench_runs.keep_run(value)
+            if command.out is not None:
+                atomic_files.write_json(Path(command.out).expanduser(), value)
+        yield value
 
 
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:
@@ -176,7 +172,7 @@ class Measurement:
     def run(
         self, workloads: Sequence[Workload], warnings: Sequence[str]
     ) -> Iterator[Doing | BenchFile]:
-        """Measures one workload after the other; the last value is the file."""
+        """Measures one workload after the other, with a file of all so far after each."""
         per_device = 1 + 2 * self._effort.num_processes
         self._num_all = len(workloads) * len(self._devices) * per_device
         uuid = next((uuid_of(self._machine, one) for one in self._devices[::-1]), None)
@@ -189,9 +185,9 @@ class Measurement:
                     yield value
                 else:
                     everything.append(value)
-        load = watch.load()
-        ended = device_state(uuid, load.other_cpus if load else None)
-        yield self._file(everything, (began, ended), warnings)
+            load = watch.load()
+            ended = device_state(uuid, load.other_cpus if load else None)
+            yield self._file(everything, (began, ended), warnings)
 
     def _workload(self, workload: Workload) -> Iterator[Doing | Series]:
         """Its ways and devices in turns; each turn is in the opposite order of the last."""
@@ -299,10 +295,13 @@ class Measurement:
             warnings=(*warnings, *dict.fromkeys(doubts)),
         )
 
-    def _limits(self, device: str) -> Limits | None:
-        """Matrix products by dtype, as `flatout bench limits` has measured them."""
+    def _limits(self, device: str) -> Limits | str:
+        """Matrix products by dtype, as `flatout bench limits` has measured them, or why not."""
         limits = known_limits(self._machine, device)
         if limits is None:
-            return None
+            return NO_LIMITS
+        # Too low: a step on a quiet machine would be beyond them.
+        if device == "cpu" and is_busy(limits):
+            return BUSY_LIMITS
         medians = {one: median_of(limits.rows, f"limits/matmul/{one}") for one in _DTYPES}
         return {dtype: limit for dtype, limit in medians.items() if limit is not None}

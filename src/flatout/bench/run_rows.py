@@ -15,6 +15,7 @@ from flatout.schema.workloads import MeasuredSize, Workload
 # By dtype: of matrix products, in FLOP/s.
 Limits = Mapping[str, float]
 NO_LIMITS = "no limits of this device are stored: run `flatout bench limits`"
+BUSY_LIMITS = "other programs disturbed the stored limits: run `flatout bench limits --again`"
 
 
 class Series(msgspec.Struct, kw_only=True):
@@ -52,12 +53,12 @@ _QUANTITIES: tuple[tuple[str, str, Unit, bool], ...] = (
 )
 
 
-def rows_of(series: Series, limits: Limits | None) -> Iterator[BenchRow]:
+def rows_of(series: Series, limits: Limits | str) -> Iterator[BenchRow]:
     """All rows of a series; those that could not be measured have their reason.
 
     Args:
         series: of one workload, way and device.
-        limits: measured ones of the device; None if there are none.
+        limits: measured ones of the device, or why there are none.
     """
     conditions = conditions_of(series)
     is_tokens = series.workload.has_tokens
@@ -120,9 +121,7 @@ def _more(name: str, series: Series) -> dict[str, str]:
     }
 
 
-def _samples(
-    name: str, series: Series, limits: Limits | None
-) -> tuple[Sequence[float], str | None]:
+def _samples(name: str, series: Series, limits: Limits | str) -> tuple[Sequence[float], str | None]:
     """The samples of a quantity; or none, with the reason if there should be some."""
     replies = series.replies
     if not replies:
@@ -163,7 +162,7 @@ def _positive(values: Sequence[float], if_zero: str) -> tuple[Sequence[float], s
 
 
 def _mfu(
-    reply: WorkloadMeasured, steps_s: Sequence[float], limits: Limits | None
+    reply: WorkloadMeasured, steps_s: Sequence[float], limits: Limits | str
 ) -> tuple[Sequence[float], str | None]:
     """FLOPs of the network over what the device computes at most with this dtype.
 
@@ -171,8 +170,8 @@ def _mfu(
     """
     if reply.flops_per_step is None:
         return (), reply.not_counted or "FLOPs not counted"
-    if limits is None:
-        return (), NO_LIMITS
+    if isinstance(limits, str):
+        return (), limits
     limit = limits.get(reply.dtype)
     if limit is None:
         return (), f"the stored limits have no matrix product in {reply.dtype}"

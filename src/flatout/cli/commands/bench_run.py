@@ -60,8 +60,9 @@ def run(
     command = bench_run.RunCommand(
         workloads=workloads, devices=devices, is_quick=is_quick, out=out, **others
     )
-    if html is not None:
-        report.check_writable(Path(html))
+    for option, path in (("--html", html), ("--out", out)):
+        if path is not None:
+            report.check_writable(Path(path).expanduser(), option)
     file = None
     with LimitsProgress() as progress:
         measuring = bench_run.run(command)
@@ -76,7 +77,7 @@ def run(
     loaded = read_files.loaded(file, "this machine", out or "")
     comparison = compare.compare([loaded])
     if html is not None:
-        report.write_report(Path(html), [loaded], comparison)
+        report.write_report(Path(html).expanduser(), [loaded], comparison)
     if is_json:
         show.print_json(file)
     elif is_markdown or is_csv:
