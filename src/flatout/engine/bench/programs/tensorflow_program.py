@@ -94,7 +94,7 @@ class TensorFlowTrainer:
         if self._task.pixels is not None:
             mean, deviation = self._task.pixels
             values = (tf.cast(values[:, 0, :, :, None], tf.float32) / 255 - mean) / deviation
-        for kind, *sizes in self._task.layers:
+        for number, (kind, *sizes) in enumerate(self._task.layers):
             if kind == "conv":
                 values = tf.nn.conv2d(values, left.pop(0), strides=1, padding="VALID")
                 values = tf.nn.bias_add(values, left.pop(0))
@@ -107,7 +107,9 @@ class TensorFlowTrainer:
             elif kind == "flatten":
                 values = tf.reshape(values, [-1, int(np.prod(values.shape[1:]))])
             elif kind == "dropout" and has_dropout:
-                values = tf.nn.dropout(values, sizes[0])
+                # XLA ignores the seed of stateful ones: https://www.tensorflow.org/xla/known_issues.
+                seed = tf.stack([self._task.seed * 100 + number, tf.cast(self._count, tf.int32)])
+                values = tf.nn.experimental.stateless_dropout(values, sizes[0], seed)
         return values
 
 
