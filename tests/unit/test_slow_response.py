@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from flatout.bench.slow_host import _response, settings_for
-from flatout.bench.slow_response import hinge, paired_ratio, response
+from flatout.bench.slow_response import Response, hinge, paired_ratio, response
 from flatout.bench.slow_words import words_of
 from flatout.cli.render.show_slow_host import print_slow_host
 from flatout.schema.slow_host import (
@@ -40,6 +40,13 @@ def planted(hidden_s: float, slope: float, noise: float = 0.01) -> dict[float, l
     }
 
 
+def answer(hidden_s: float, slope: float, own_s: float = 0.0) -> Response:
+    """Of planted steps, to each of whose delays something adds own_s by itself."""
+    levels = planted(hidden_s, slope)
+    rest_s = levels.pop(0.0)
+    return response(rest_s, {delay - own_s: levels[delay] for delay in levels}, [own_s] * 15)
+
+
 def test_hinge_is_found_exactly_without_noise() -> None:
     steps = [1e-3 + 100 * max(0.0, delay - 1e-5) for delay in DELAYS]
     found = hinge(DELAYS, steps)
@@ -49,7 +56,7 @@ def test_hinge_is_found_exactly_without_noise() -> None:
 
 @pytest.mark.parametrize("hidden_s", [0.0, 1e-5, 1.5e-5])
 def test_planted_slope_is_inside_the_interval(hidden_s: float) -> None:
-    found = response(planted(hidden_s, 60.0))
+    found = answer(hidden_s, 60.0)
     assert found.slope is not None and found.slope.low <= 60.5 and found.slope.high >= 59.5
     assert found.slope.middle == pytest.approx(60, rel=0.1)
     assert found.hidden_s.middle == pytest.approx(hidden_s, abs=3e-6)
@@ -57,8 +64,14 @@ def test_planted_slope_is_inside_the_interval(hidden_s: float) -> None:
     assert found.cost.middle == pytest.approx(expected, abs=0.03)
 
 
+def test_what_a_delay_takes_by_itself_is_part_of_it() -> None:
+    alone, within = answer(1e-5, 60.0), answer(1e-5, 60.0, own_s=4e-6)
+    assert within.hidden_s.middle == pytest.approx(alone.hidden_s.middle)
+    assert within.slope == alone.slope
+
+
 def test_nothing_is_felt_when_all_is_hidden() -> None:
-    found = response(planted(1.0, 60.0))
+    found = answer(1.0, 60.0)
     assert found.slope is None and found.hidden_s.middle == max(DELAYS)
     assert found.cost.high < 0.02
 
@@ -91,7 +104,7 @@ def report(operators: SlowResponse, device: str = "cuda:0") -> SlowHostReport:
     return SlowHostReport(
         flatout="1", workload="mlp", size="small", device=device, name="RTX 2080 Ti", torch="2.13",
         num_threads=8, data="made up", step_s=interval(1e-3), host_share=0.3, mode_s=1e-6,
-        operators=operators, loader=_response("loader", response(planted(0.0, 1.0)), 1),
+        operators=operators, loader=_response("loader", answer(0.0, 1.0), 1),
         quotas=(QuotaResponse(share=0.5, ratio=interval(1.9)),),
         levels=(
             Level(what="none", amount=0.0, samples=(1e-3, 1e-3)),
@@ -104,7 +117,7 @@ def report(operators: SlowResponse, device: str = "cuda:0") -> SlowHostReport:
 
 
 def test_words_say_how_much_is_hidden() -> None:
-    hidden = _response("operators", response(planted(1e-5, 60.0)), 60)
+    hidden = _response("operators", answer(1e-5, 60.0), 60)
     words = list(words_of(report(hidden)))
     assert words[0].startswith("this workload hides up to 1") and "60 launches a step" in words[0]
     assert words[1].endswith("would cost nothing that can be measured")
@@ -112,19 +125,19 @@ def test_words_say_how_much_is_hidden() -> None:
 
 
 def test_words_say_what_slower_launches_cost() -> None:
-    felt = _response("operators", response(planted(0.0, 60.0)), 60)
+    felt = _response("operators", answer(0.0, 60.0), 60)
     words = list(words_of(report(felt)))
     assert words[0].startswith("this workload hides nothing")
     assert "2 us slower launches would cost 1" in words[1] and "of the step's time" in words[1]
 
 
 def test_words_when_nothing_was_felt() -> None:
-    words = list(words_of(report(_response("operators", response(planted(1.0, 60.0)), 60))))
+    words = list(words_of(report(_response("operators", answer(1.0, 60.0), 60))))
     assert "nothing was felt" in words[0]
 
 
 def test_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    print_slow_host(report(_response("operators", response(planted(0.0, 60.0)), 60)))
+    print_slow_host(report(_response("operators", answer(0.0, 60.0), 60)))
     shown = capsys.readouterr().out
     assert "host busy 30 %" in shown and "x1.20" in shown and "counted only" in shown
     assert re.search("50 % of the time +2 ms +x1.90", shown)

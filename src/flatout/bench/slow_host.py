@@ -230,16 +230,8 @@ def report_of(
 ) -> SlowHostReport:
     """The fits and what they mean."""
     ready, base = blocks.ready, blocks.timed[_NONE]
-    mode_s = _mode_s(blocks, request.device)
+    modes_s = _modes_s(blocks, request.device)
     steps_s = blocks.steps_s(_NONE)
-    # What counting takes is a delay, too.
-    rest_s = blocks.delayed_s(_NONE, request.device)
-    operators, loader = {0.0: rest_s}, {0.0: rest_s}
-    for setting in blocks.timed:
-        if setting.what == "operators":
-            operators[mode_s + setting.amount or 1e-9] = blocks.delayed_s(setting, request.device)
-        elif setting.what == "loader":
-            loader[setting.amount] = blocks.delayed_s(setting, request.device)
     report = SlowHostReport(
         flatout=flatout.__version__,
         workload=workload.name,
@@ -255,9 +247,13 @@ def report_of(
         },
         step_s=median_interval(steps_s, effort.num_processes),
         host_share=min(median([b.host_s / b.step_s for b in base]), 1.0),
-        mode_s=mode_s,
-        operators=_response("operators", response(operators), ready.num_launches),
-        loader=_response("loader", response(loader), 1),
+        mode_s=max(median(modes_s), 0.0),
+        operators=_response(
+            "operators", _answer("operators", blocks, request.device, modes_s), ready.num_launches
+        ),
+        loader=_response(
+            "loader", _answer("loader", blocks, request.device, [0.0] * len(modes_s)), 1
+        ),
         quotas=tuple(
             QuotaResponse(share=one.amount, ratio=paired_ratio(blocks.steps_s(one), steps_s))
             for one in blocks.timed
@@ -270,13 +266,19 @@ def report_of(
     return msgspec.structs.replace(report, words=tuple(words_of(report)))
 
 
-def _mode_s(blocks: _Blocks, device: str) -> float:
-    """What counting an operator takes of the host, without a delay."""
+def _modes_s(blocks: _Blocks, device: str) -> list[float]:
+    """What counting an operator takes of the host without a delay, in each round."""
     base, counted = (
-        median([block.thread_s if device == "cpu" else block.host_s for block in blocks.timed[one]])
+        [block.thread_s if device == "cpu" else block.host_s for block in blocks.timed[one]]
         for one in (_NONE, _COUNTED)
     )
-    return max(counted - base, 0.0) / max(blocks.ready.num_launches, 1)
+    num_launches = max(blocks.ready.num_launches, 1)
+    return [(after - before) / num_launches for before, after in zip(base, counted, strict=True)]
+
+
+def _answer(what: What, blocks: _Blocks, device: str, own_s: Sequence[float]) -> Response:
+    levels = {one.amount: blocks.delayed_s(one, device) for one in blocks.timed if one.what == what}
+    return response(blocks.delayed_s(_NONE, device), levels, own_s)
 
 
 def _level(setting: _Setting, blocks: _Blocks, device: str) -> Level:

@@ -66,32 +66,42 @@ def hinge(delays_s: Sequence[float], steps_s: Sequence[float]) -> Hinge:
     return best
 
 
-def response(levels: Mapping[float, Sequence[float]]) -> Response:
-    """What a number of blocks say, with 95 % bootstrap intervals.
+def response(
+    rest_s: Sequence[float], levels: Mapping[float, Sequence[float]], own_s: Sequence[float]
+) -> Response:
+    """What a number of rounds say, with 95 % bootstrap intervals.
 
     Args:
-        levels: step times by delay; blocks of the same place were measured in the same round.
+        rest_s: step times without anything, one of each round.
+        levels: step times by delay, of the same rounds.
+        own_s: what adding a delay takes by itself, in each round: it is a delay, too.
     """
-    delays_s = sorted(levels)
-    middle = hinge(delays_s, [median(levels[delay]) for delay in delays_s])
+    amounts = sorted(levels)
+    num_rounds = min(len(rest_s), *(len(samples) for samples in levels.values()))
+
+    def fit(rounds: Sequence[int]) -> Hinge:
+        own = max(median([own_s[place] for place in rounds]), 0.0)
+        steps_s = [median([levels[amount][place] for place in rounds]) for amount in amounts]
+        without_s = median([rest_s[place] for place in rounds])
+        return hinge([0.0, *(own + amount for amount in amounts)], [without_s, *steps_s])
+
+    middle = fit(range(num_rounds))
     generator = random.Random(0)
-    num_rounds = min(len(samples) for samples in levels.values())
-    fits = []
-    for _ in range(_NUM_RESAMPLES):
-        rounds = [generator.randrange(num_rounds) for _ in range(num_rounds)]
-        steps_s = [median([levels[delay][place] for place in rounds]) for delay in delays_s]
-        fits.append(hinge(delays_s, steps_s))
-    longest = delays_s[-1]
+    fits = [
+        fit([generator.randrange(num_rounds) for _ in range(num_rounds)])
+        for _ in range(_NUM_RESAMPLES)
+    ]
+    longest = amounts[-1] + max(median(own_s), 0.0)
     is_felt = middle.at(longest) > (1 + _LEAST_ANSWER) * middle.rest_s
-    hidden = _interval(middle.hidden_s, [fit.hidden_s for fit in fits])
+    hidden = _interval(middle.hidden_s, [one.hidden_s for one in fits])
     if not is_felt:
         hidden = Interval(middle=longest, low=min(hidden.low, longest), high=longest)
     return Response(
         hidden_s=hidden,
-        slope=_interval(middle.slope, [fit.slope for fit in fits]) if is_felt else None,
+        slope=_interval(middle.slope, [one.slope for one in fits]) if is_felt else None,
         cost=_interval(
             middle.at(SLOWER_LAUNCH_S) / middle.rest_s - 1,
-            [fit.at(SLOWER_LAUNCH_S) / fit.rest_s - 1 for fit in fits],
+            [one.at(SLOWER_LAUNCH_S) / one.rest_s - 1 for one in fits],
         ),
     )
 
