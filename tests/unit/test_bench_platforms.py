@@ -131,8 +131,10 @@ def test_one_platform_is_not_enough(tmp_path: Path) -> None:
 def test_report_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.html"
     found = joined(tmp_path, LINUX, WSL2, WINDOWS, html=path)
-    print_report(found, str(path))
-    shown = capsys.readouterr().out
+    print_report(found, None)
+    assert f"flatout bench platforms {tmp_path}/0.json {tmp_path}/1.json" in (
+        shown := capsys.readouterr().out
+    )
     assert "launch latency" in shown and "disk/mnt-c/read" in shown
     assert "WSL2" in path.read_text(encoding="utf-8")
 

@@ -97,6 +97,7 @@ def joined(paths: Sequence[Path], html: Path | None) -> PlatformsReport:
         report.write_report(html, platforms, comparison)
     return PlatformsReport(
         platforms=tuple(one.name for one in platforms),
+        files=tuple(str(path) for path in paths),
         missing=tuple(name for name in _THREE if name not in {one.name for one in platforms}),
         doubts=tuple(_doubts(platforms)),
         parts=(*_parts(comparison), *_mnt_parts(platforms)),

@@ -42,10 +42,14 @@ class PlatformPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The joined files. doubts: why they may not be of one PC. missing: platforms without files."""
+    """The joined files. platforms: the first one is what the others are compared with.
+
+    missing: platforms without files. doubts: why the files may not be of one PC.
+    """
 
     platforms_version: int = PLATFORMS_VERSION
     platforms: tuple[str, ...]
+    files: tuple[str, ...]
     missing: tuple[str, ...]
     doubts: tuple[str, ...]
     parts: tuple[PlatformPart, ...]

@@ -22,8 +22,13 @@ _NUM_DIFFERING = _NUM_WARNINGS = 12
 _LONGEST_NAME, _LONGEST_VALUE, _LONGEST_WARNING = 24, 80, 400
 
 
-def print_comparison(comparison: BenchComparison, html: str | None) -> None:
-    """Machines, a table for each file after the first, groups, what differs, warnings."""
+def print_comparison(
+    comparison: BenchComparison, html: str | None, command: str | None = None
+) -> None:
+    """Machines, a table for each file after the first, groups, what differs, warnings.
+
+    command: that printed it, without --html; None for `flatout bench compare` of these files.
+    """
     console = show.make_console()
     show.print_lines(console, [
         (one.name, f"{one.kind}{wording.DOT}{one.at[:16]}{wording.DOT}{one.machine}")
@@ -48,7 +53,7 @@ def print_comparison(comparison: BenchComparison, html: str | None) -> None:
             shown.append(f"{len(comparison.warnings) - len(shown)} more: --json")
         show.print_lines(console, [("warning", text[:_LONGEST_WARNING]) for text in shown])
     console.print()
-    _print_next(console, comparison, html)
+    _print_next(console, comparison, html, command)
 
 
 def _row_table(comparison: BenchComparison, place: int) -> Table:
@@ -119,12 +124,14 @@ def _print_differing(console: Console, comparison: BenchComparison) -> None:
     show.print_lines(console, lines)
 
 
-def _print_next(console: Console, comparison: BenchComparison, html: str | None) -> None:
+def _print_next(
+    console: Console, comparison: BenchComparison, html: str | None, command: str | None
+) -> None:
     if any(doubt_text(value) for row in comparison.rows for value in row.values):
         show.print_lines(console, [("notes", "marked *: see --md, --json or the report")])
     if html is not None:
         show.print_lines(console, [("report", wording.near_text(html))])
     else:
         names = " ".join(wording.near_text(file.path) for file in comparison.files)
-        command = f"flatout bench compare {names} --html report.html"
-        show.print_command(console, "report", command)
+        command = command or f"flatout bench compare {names}"
+        show.print_command(console, "report", f"{command} --html report.html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from flatout.bench.table_texts import ratio_text
-from flatout.cli.render import show, show_bench_comparison
+from flatout.cli.render import show, show_bench_comparison, wording
 from flatout.cli.render.tables import plain_table
 from flatout.schema.bench_platforms import PlatformPlan, PlatformsReport
 
@@ -40,4 +40,7 @@ def print_report(report: PlatformsReport, html: str | None) -> None:
     console.print(table)
     console.print(Text("above 1 is better: more per second, or less time", "dim"), soft_wrap=True)
     console.print()
-    show_bench_comparison.print_comparison(report.comparison, html)
+    names = " ".join(wording.near_text(path) for path in report.files)
+    show_bench_comparison.print_comparison(
+        report.comparison, html, f"flatout bench platforms {names}"
+    )
