@@ -38,7 +38,7 @@ CHILD = Path(__file__).with_name("compare_trials_child.py")
 PLANTED = 1.05
 GOALS = {"same": 95, "planted": 90}
 NUM_TRIALS = 100
-# Processes and blocks in each: as `limits` measures, and more.
+# Processes and blocks in each; `limits` measures 10 x 5.
 COUNTS = ((3, 5), (5, 4), (10, 5), (20, 5))
 
 Samples = list[float]

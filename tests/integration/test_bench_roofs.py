@@ -125,7 +125,7 @@ def test_worker_measures_everything_once() -> None:
 
 def test_all_reduce_between_two_processes() -> None:
     bandwidth, latency = _reduced(sys.executable, "gloo", 2, QUICK)
-    assert bandwidth.unit == "B/s" and len(bandwidth.samples) == QUICK.num_blocks
+    assert bandwidth.unit == "B/s" and len(bandwidth.samples) == QUICK.num_reduced
     assert latency.unit == "s" and 0 < min(latency.samples) < 1
     assert not latency.is_higher_better and bandwidth.is_higher_better
 

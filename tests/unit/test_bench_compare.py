@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from flatout.bench import compare as bench_compare
 from flatout.bench import report, table_texts
+from flatout.bench.effort import FULL
 from flatout.bench.groups import group_of
 from flatout.bench.read_files import read_files, short_names
 from flatout.cli.commands.bench_compare import compare as command
@@ -121,6 +122,30 @@ def test_planted_difference_when_compared_often() -> None:
         for n in range(100)
     ]
     assert sum(one.verdict == "slower" for one in planted) >= 90
+
+
+@pytest.mark.parametrize(
+    ("process_noise", "outliers"), [(0.0, 0.0), (0.01, 0.0), (0.0, 0.1)], ids=str
+)
+def test_planted_difference_when_measured_as_limits_does(
+    process_noise: float, outliers: float
+) -> None:
+    counts = FULL.num_processes, FULL.num_blocks
+    dice = random.Random(1)
+
+    def drawn(factor: float) -> BenchFile:
+        samples = []
+        for _ in range(counts[0]):
+            own = dice.gauss(0, process_noise)
+            for _ in range(counts[1]):
+                far = abs(dice.gauss(0, 0.5)) if dice.random() < outliers else 0.0
+                samples.append(100 * factor * math.exp(own + dice.gauss(0, 0.02) - far))
+        return bench(row(MATMUL, samples), settings={"num_processes": str(counts[0])})
+
+    pairs = [(drawn(1.0), drawn(1.0), drawn(0.95)) for _ in range(100)]
+    verdicts = [[change(compared(one, two)).verdict for two in rest] for one, *rest in pairs]
+    assert sum(same == "cannot tell" for same, _ in verdicts) >= 95
+    assert sum(planted == "slower" for _, planted in verdicts) >= 90
 
 
 def test_interval_reaches_as_far_as_a_difference_in_load() -> None:

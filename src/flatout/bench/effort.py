@@ -14,6 +14,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     num_processes: that import torch and measure everything, one after the other.
     num_blocks: samples of each quantity per process. block_s: length of one.
     call_s: how long a single matrix product may take.
+    num_reduced: samples of each all-reduce, from one start of its processes.
     stream_bytes, num_small_files: written and read in each folder, so many times as num_disk says.
     num_starts: of Python.
     """
@@ -23,6 +24,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_s: float
     call_s: float
+    num_reduced: int
     stream_bytes: int
     num_small_files: int
     num_disk: int
@@ -38,11 +40,13 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+# Ten processes find a difference of 5 % (benchmarks/compare_trials.py); most of their time is the
+# import of torch, so each measures little.
 FULL = Effort(
-    name="full", num_processes=3, num_blocks=5, block_s=0.1, call_s=0.2,
-    stream_bytes=256 * MIB, num_small_files=512, num_disk=3, num_starts=3,
+    name="full", num_processes=10, num_blocks=5, block_s=0.05, call_s=0.1, num_reduced=12,
+    stream_bytes=128 * MIB, num_small_files=256, num_disk=10, num_starts=6,
 )  # fmt: skip
 QUICK = Effort(
-    name="quick", num_processes=1, num_blocks=5, block_s=0.03, call_s=0.05,
+    name="quick", num_processes=1, num_blocks=5, block_s=0.03, call_s=0.05, num_reduced=5,
     stream_bytes=64 * MIB, num_small_files=128, num_disk=2, num_starts=1,
 )  # fmt: skip

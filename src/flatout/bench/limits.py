@@ -280,7 +280,7 @@ def _reduced(python: str, backend: str, world_size: int, effort: Effort) -> Iter
                     rank=rank,
                     world_size=world_size,
                     path=str(Path(folder, "store")),
-                    num_blocks=effort.num_blocks,
+                    num_blocks=effort.num_reduced,
                     block_s=effort.block_s,
                 )
                 process.send(request)
