@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,12 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.bench import energy
+from flatout.engine.bench import energy, run_worker
 from flatout.engine.bench.run_recipe import chosen_recipe
 from flatout.engine.bench.run_worker import counted_flops, evaluated, reply_to
 from flatout.engine.bench.workloads import documents_network, part_of, random_images, subject_of
 from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.tuner.ab_timing import TimedLoop
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.schema.run_protocol import (
     RecipeChosen,
@@ -185,6 +187,26 @@ def test_timer_of_the_plain_loop_sees_waiting_for_data() -> None:
     loop = CandidateBuilder(TuningTask(experiment=slow, device_name="cpu")).plain(timer=timer)
     loop.timed(2)
     assert timer.split_s()["data"] >= 0.08
+
+
+class Launching:
+    """A runner whose host is done long before its GPU."""
+
+    def run(self, num_updates: int) -> int:
+        sleep_s(0.02)
+        return num_updates
+
+    def close(self) -> None:
+        pass
+
+
+def test_host_share_is_of_the_time_until_the_gpu_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter((0.0, 0.06))
+    monkeypatch.setattr(run_worker, "wait_for", lambda device: sleep_s(next(waits)))
+    gpu = torch.device("cuda:0")
+    loop = TimedLoop(runner=Launching(), settings=contextlib.nullcontext, device=gpu)
+    assert 0.1 < (run_worker._host_share(loop) or 0) < 0.5
+    assert run_worker._host_share(dataclasses.replace(loop, device=CPU)) is None
 
 
 # The recipe.

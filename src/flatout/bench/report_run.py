@@ -10,11 +10,16 @@ from statistics import median, quantiles
 
 from flatout.bench import charts
 from flatout.bench.references import references_for
-from flatout.bench.run_summary import RunSummary, gpu_ratios, speedup_of, summaries
-from flatout.bench.statistics import LEAST_DIFFERENCE
+from flatout.bench.run_summary import (
+    RunSummary,
+    gpu_ratios,
+    speedup_of,
+    summaries,
+    verdict_of,
+)
 from flatout.bench.table_texts import ratio_text
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.bench_comparison import LoadedBench, Verdict
+from flatout.schema.bench_comparison import LoadedBench
 from flatout.schema.tuning import Interval
 from flatout.schema.units import quantity_text
 
@@ -68,14 +73,6 @@ def _ways(named: _Named) -> Iterator[str]:
     axis = charts.ratio_axis(scale)
     yield f'<div class="row head"><span></span><span class="chart">{axis}</span>'
     yield "<span></span><span></span></div></section>"
-
-
-def verdict_of(ratio: Interval) -> Verdict:
-    """The verdict on one ratio by itself."""
-    least = 1 + LEAST_DIFFERENCE
-    if ratio.low > least:
-        return "faster"
-    return "slower" if ratio.high < 1 / least else "cannot tell"
 
 
 def _speed_text(row: BenchRow | None) -> str:

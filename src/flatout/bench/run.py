@@ -144,7 +144,7 @@ def devices_here(machine: Machine, names: Sequence[str]) -> tuple[list[str], lis
         raise UsageError(
             "device-not-here",
             f"`--devices {','.join(names)}`: no such device here.",
-            because=skipped[0],
+            because=skipped[0].partition(": ")[2],
             fix="use --devices cpu, or leave it out",
         )
     return found, skipped

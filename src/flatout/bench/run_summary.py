@@ -8,6 +8,7 @@ import msgspec
 
 from flatout.bench.statistics import LEAST_DIFFERENCE, LEAST_SAMPLES, ratio_of_medians
 from flatout.schema.bench import BenchFile, BenchRow
+from flatout.schema.bench_comparison import Verdict
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
 
@@ -68,6 +69,14 @@ def speedup_of(summary: RunSummary, way: str, file: BenchFile) -> Interval | Non
     return _ratio(summary.speed("plain"), summary.speed(way), file)
 
 
+def verdict_of(ratio: Interval) -> Verdict:
+    """The verdict on one ratio by itself."""
+    least = 1 + LEAST_DIFFERENCE
+    if ratio.low > least:
+        return "faster"
+    return "slower" if ratio.high < 1 / least else "cannot tell"
+
+
 def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
     """The GPU over the CPU, for each workload that was measured on both."""
     tables: dict[str, dict[str, RunSummary]] = {}
@@ -88,10 +97,10 @@ def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
 
 
 def _verdict_text(ratio: Interval, cpu: str) -> str:
-    least = 1 + LEAST_DIFFERENCE
-    if ratio.high < 1 / least:
+    verdict = verdict_of(ratio)
+    if verdict == "slower":
         return f"use the CPU: {cpu} are {1 / ratio.middle:.3g} times as fast as the GPU"
-    if ratio.low > least:
+    if verdict == "faster":
         return f"the GPU is {ratio.middle:.3g} times as fast as {cpu}"
     return f"cannot tell whether the GPU or {cpu} are faster"
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from flatout.bench.api import interval_of
 from flatout.bench.limits import is_busy
 from flatout.bench.references import references_for
-from flatout.bench.run_summary import SPEEDS, RunSummary, gpu_ratios, summaries
+from flatout.bench.run_summary import SPEEDS, RunSummary, gpu_ratios, summaries, verdict_of
 from flatout.bench.table_texts import ratio_text
 from flatout.cli.render import show
 from flatout.cli.render.show_bench import doubts, interval_text
@@ -85,7 +85,8 @@ def _value(name: str, row: BenchRow | None, file: BenchFile) -> str:
 
 def _notes(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.speedup is not None:
-        yield "flatout", f"{ratio_text(summary.speedup)} of the plain loop"
+        verdict = verdict_of(summary.speedup)
+        yield "flatout", f"{ratio_text(summary.speedup)} of the plain loop: {verdict}"
     step = summary.rows.get("flatout", {}).get("step_s")
     if step is not None and "recipe" in step.conditions:
         yield "recipe", step.conditions["recipe"]
