@@ -133,6 +133,11 @@ def test_every_workload_trains_where_there_is_no_data(
     reply = measured(size, None)
     assert reply.loss == reply.loss and reply.flops_per_step
     assert (reply.tokens_per_sample is not None) == WORKLOADS[name].has_tokens
+    recipe = chosen_recipe(subject.experiment, RecipeRequest(size=size, device="cpu"))
+    tuned = measured(size, recipe.changes)
+    # Two updates do not lead far apart, and begin with the same weights.
+    assert tuned.loss == pytest.approx(reply.loss, rel=0.5)
+    assert tuned.flops_per_step == reply.flops_per_step
 
 
 def test_dropout2d_of_the_documents_drops_whole_channels() -> None:
