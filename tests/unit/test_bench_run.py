@@ -18,7 +18,7 @@ from flatout.bench.references import references_for, shipped_references
 from flatout.bench.run import Measurement, chosen_workloads, device_names, devices_here
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN
 from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Series, rows_of
-from flatout.bench.run_summary import gpu_ratios, summaries
+from flatout.bench.run_summary import gpu_ratios, summaries, verdict_of
 from flatout.cli.main import main
 from flatout.cli.render.show_bench_run import print_run
 from flatout.errors import UsageError
@@ -26,6 +26,7 @@ from flatout.schema.bench import BenchFile, BenchRow, DeviceState
 from flatout.schema.framework import Framework
 from flatout.schema.machine import Cpu, Gpu, Machine
 from flatout.schema.run_protocol import RecipeChosen, Way, WorkloadMeasured
+from flatout.schema.tuning import Interval
 from flatout.schema.workloads import WORKLOADS, measured_size
 from flatout.system.rapl import RaplCounter, rapl_counter
 
@@ -206,6 +207,23 @@ def test_gpu_ratio_says_which_to_use(gpu_s: float, words: str) -> None:
     gpu = series("mlp", "flatout", *steps(gpu_s), device="cuda:0")
     [ratio] = gpu_ratios(run_file(series("mlp", "flatout", *steps(0.01)), gpu))
     assert ratio.workload == "mlp" and ratio.text.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "other_cpus", "ratio", "verdict"),
+    [
+        ("3", 0.0, 1.1, "faster"), ("1", 0.0, 1.1, "cannot tell"), ("1", 0.0, 1.5, "faster"),
+        ("1", 2.0, 2.0, "cannot tell"), ("1", 2.0, 0.1, "slower"), ("3", 2.0, 0.5, "slower"),
+    ],
+)  # fmt: skip
+def test_single_processes_tell_only_large_differences(
+    num_processes: str, other_cpus: float, ratio: float, verdict: str
+) -> None:
+    state = msgspec.structs.replace(STATE, other_cpus=other_cpus)
+    settings = {"num_processes": num_processes}
+    file = msgspec.structs.replace(run_file(), began=state, ended=state, settings=settings)
+    interval = Interval(middle=ratio, low=0.98 * ratio, high=1.02 * ratio)
+    assert verdict_of(interval, file) == verdict
 
 
 def test_gpu_ratio_names_different_batches() -> None:

@@ -19,7 +19,7 @@ from flatout.bench.run_summary import (
 )
 from flatout.bench.table_texts import ratio_text
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.bench_comparison import LoadedBench
+from flatout.schema.bench_comparison import LoadedBench, Verdict
 from flatout.schema.tuning import Interval
 from flatout.schema.units import quantity_text
 
@@ -43,20 +43,19 @@ _Named = Sequence[tuple[str, BenchFile, list[RunSummary]]]
 
 def _ways(named: _Named) -> Iterator[str]:
     """Bars of every way against the plain loop of the same file."""
-    lines: list[tuple[str, RunSummary, str, Interval]] = []
+    lines: list[tuple[str, RunSummary, str, Interval, Verdict]] = []
     for name, file, found in named:
         for one in found:
             for way in one.rows:
                 ratio = speedup_of(one, way, file) if way != "plain" else None
                 if ratio is not None:
-                    lines.append((name, one, way, ratio))
+                    lines.append((name, one, way, ratio, verdict_of(ratio, file)))
     if not lines:
         return
-    scale = charts.ratio_scale([ratio for *_, ratio in lines])
+    scale = charts.ratio_scale([ratio for *_, ratio, _ in lines])
     yield '<section><h2>Speed against the plain loop</h2><p class="dim">Measured in turns, in fresh'
     yield " processes. To the right of the line is faster.</p>"
-    for name, one, way, ratio in lines:
-        verdict = verdict_of(ratio)
+    for name, one, way, ratio, verdict in lines:
         step = one.rows[way].get("step_s")
         recipe = step.conditions.get("recipe", "") if step is not None else ""
         note = f'<span class="note">{escape(recipe)}</span>' if recipe else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from flatout.bench.limits import is_busy
 from flatout.bench.statistics import LEAST_DIFFERENCE, LEAST_SAMPLES, ratio_of_medians
 from flatout.schema.bench import BenchFile, BenchRow
 from flatout.schema.bench_comparison import Verdict
@@ -14,6 +15,8 @@ from flatout.schema.units import counted_text
 
 SPEEDS = ("samples_per_s", "tokens_per_s")
 _NUM_PARTS = 5
+# Of one process each. Two that did the same next to other programs differed by x2.0 (2026-11-24).
+_LEAST_ALONE, _LEAST_ALONE_BUSY = 0.25, 3.0
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +72,19 @@ def speedup_of(summary: RunSummary, way: str, file: BenchFile) -> Interval | Non
     return _ratio(summary.speed("plain"), summary.speed(way), file)
 
 
-def verdict_of(ratio: Interval) -> Verdict:
-    """The verdict on one ratio by itself."""
-    least = 1 + LEAST_DIFFERENCE
+def verdict_of(ratio: Interval, file: BenchFile) -> Verdict:
+    """The verdict on one ratio by itself; of a single process each, only if it is large."""
+    least = 1 + _least_difference(file)
     if ratio.low > least:
         return "faster"
     return "slower" if ratio.high < 1 / least else "cannot tell"
+
+
+def _least_difference(file: BenchFile) -> float:
+    """Intervals know how processes differ if there are several of each."""
+    if file.settings.get("num_processes") != "1":
+        return LEAST_DIFFERENCE
+    return _LEAST_ALONE_BUSY if is_busy(file) else _LEAST_ALONE
 
 
 def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
@@ -90,14 +100,12 @@ def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
         cpu, gpu = (by_device[device].speed("flatout") for device in ("cpu", "cuda"))
         ratio = _ratio(cpu, gpu, file)
         if ratio is not None and cpu is not None and gpu is not None:
-            yield GpuRatio(
-                workload=workload, ratio=ratio,
-                text=f"{_verdict_text(ratio, cpu_text)}{_batches_text(cpu, gpu)}",
-            )  # fmt: skip
+            text = _verdict_text(verdict_of(ratio, file), ratio, cpu_text)
+            text += _batches_text(cpu, gpu)
+            yield GpuRatio(workload=workload, ratio=ratio, text=text)
 
 
-def _verdict_text(ratio: Interval, cpu: str) -> str:
-    verdict = verdict_of(ratio)
+def _verdict_text(verdict: Verdict, ratio: Interval, cpu: str) -> str:
     if verdict == "slower":
         return f"use the CPU: {cpu} are {1 / ratio.middle:.3g} times as fast as the GPU"
     if verdict == "faster":

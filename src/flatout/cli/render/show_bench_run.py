@@ -64,7 +64,7 @@ def _print_summary(console: Console, file: BenchFile, summary: RunSummary) -> No
             table.add_row(_label(name, rows), *(_value(name, row, file) for row in rows))
     if table.row_count:
         console.print(table)
-    show.print_lines(console, [(f"  {name}", text) for name, text in _notes(summary)])
+    show.print_lines(console, [(f"  {name}", text) for name, text in _notes(summary, file)])
 
 
 def _label(name: str, rows: list[BenchRow | None]) -> str:
@@ -83,9 +83,9 @@ def _value(name: str, row: BenchRow | None, file: BenchFile) -> str:
     return f"{text} {interval_text(interval, row.unit)}" if interval is not None else text
 
 
-def _notes(summary: RunSummary) -> Iterator[tuple[str, str]]:
+def _notes(summary: RunSummary, file: BenchFile) -> Iterator[tuple[str, str]]:
     if summary.speedup is not None:
-        verdict = verdict_of(summary.speedup)
+        verdict = verdict_of(summary.speedup, file)
         yield "flatout", f"{ratio_text(summary.speedup)} of the plain loop: {verdict}"
     step = summary.rows.get("flatout", {}).get("step_s")
     if step is not None and "recipe" in step.conditions:
