@@ -230,37 +230,28 @@ class _Search:
         unclear is measured again, each time with twice the effort: next to other programs, a
         candidate that is twice as fast can take several looks.
         """
-        effort = 2
-        num_tried = yield from self._try_again(self._so_far.lost, effort)
-        while (
-            num_tried
-            and effort < _MOST_EFFORT
-            and self._ladder.changes == self._problem.base.changes
-        ):
+        results, effort, num_tried = list(self._so_far.lost), 2, 1
+        while num_tried and effort <= _MOST_EFFORT:
+            num_tried = 0
+            for result in results:
+                candidate = result.trial.candidate
+                won = self._ladder.won_since(result.trial.incumbent or {})
+                is_related = any(frozenset({candidate.axis, axis}) in _TOGETHER for axis in won)
+                if self._ladder.has_won(candidate.axis) or not (is_related or is_unclear(result)):
+                    continue
+                self._so_far.lost.remove(result)
+                num_skipped = len(self._so_far.skipped)
+                yield from self._try_axis([candidate], effort if is_unclear(result) else 1)
+                if len(self._so_far.skipped) > num_skipped:
+                    # It was tried, if only once.
+                    self._so_far.skipped.pop()
+                    self._so_far.lost.append(result)
+                else:
+                    num_tried += 1
+            if self._ladder.changes != self._problem.base.changes:
+                return
             effort *= 2
-            num_tried = yield from self._try_again(
-                [result for result in self._so_far.lost if _may_be_worth_it(result)], effort
-            )
-
-    def _try_again(self, results: Sequence[Result], effort: int) -> _Moves:
-        """Tries losers once more; returns how many there was time for."""
-        num_tried = 0
-        for result in list(results):
-            candidate = result.trial.candidate
-            won = self._ladder.won_since(result.trial.incumbent or {})
-            is_related = any(frozenset({candidate.axis, axis}) in _TOGETHER for axis in won)
-            if self._ladder.has_won(candidate.axis) or not (is_related or is_unclear(result)):
-                continue
-            self._so_far.lost.remove(result)
-            num_skipped = len(self._so_far.skipped)
-            yield from self._try_axis([candidate], effort if is_unclear(result) else 1)
-            if len(self._so_far.skipped) > num_skipped:
-                # It was tried, if only once.
-                self._so_far.skipped.pop()
-                self._so_far.lost.append(result)
-            else:
-                num_tried += 1
-        return num_tried
+            results = [result for result in self._so_far.lost if _may_be_worth_it(result)]
 
     def _finish(self) -> _Moves:
         """Measures what has come out on top against the defaults, where nothing is warm."""
