@@ -19,7 +19,12 @@ from torch import nn
 from flatout.engine.bench import energy, run_worker
 from flatout.engine.bench.run_recipe import chosen_recipe
 from flatout.engine.bench.run_worker import counted_flops, evaluated, reply_to
-from flatout.engine.bench.workloads import documents_network, part_of, random_images, subject_of
+from flatout.engine.bench.workloads import (
+    part_of,
+    random_images,
+    subject_of,
+    wsl2_benchmark_network,
+)
 from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.tuner.ab_timing import TimedLoop
@@ -84,7 +89,7 @@ def test_quantities_of_a_process() -> None:
     ("name", "per_sample"),
     [
         # Sources: docs of the workloads; 3 x forward, the first layer's gradient apart.
-        ("mnist-large", 1.661e9), ("mnist-documents", 1.661e9), ("resnet50", 24.6e9),
+        ("mnist-large", 1.661e9), ("mnist-wsl2", 1.661e9), ("resnet50", 24.6e9),
         ("gpt3-small", 860e6 * 1024),
     ],
 )  # fmt: skip
@@ -108,7 +113,7 @@ def with_batch(size: MeasuredSize, batch_size: int) -> MeasuredSize:
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("mnist-documents", 120.3), ("resnet50", 25.6), ("bert-large", 335), ("gpt3-small", 124.5)],
+    [("mnist-wsl2", 120.3), ("resnet50", 25.6), ("bert-large", 335), ("gpt3-small", 124.5)],
 )
 def test_published_networks_have_their_weights(name: str, millions: float) -> None:
     with torch.device("meta"):
@@ -123,7 +128,7 @@ def test_every_workload_trains_where_there_is_no_data(
 ) -> None:
     monkeypatch.setattr(datasets, "find", lambda name: None)
     small: dict[str, Any] = {
-        "mlp": {}, "mnist-large": {"size": "tiny"}, "mnist-documents": {"channels": 2},
+        "mlp": {}, "mnist-large": {"size": "tiny"}, "mnist-wsl2": {"channels": 2},
         "resnet50": {"size": "tiny"}, "bert-large": {"depth": 1, "length": 8},
         "gpt3-small": {"depth": 1, "length": 8}, "charlm": {"size": "tiny"},
     }  # fmt: skip
@@ -140,8 +145,8 @@ def test_every_workload_trains_where_there_is_no_data(
     assert tuned.flops_per_step == reply.flops_per_step
 
 
-def test_dropout2d_of_the_documents_drops_whole_channels() -> None:
-    model = documents_network(4).train()
+def test_dropout2d_drops_whole_channels() -> None:
+    model = wsl2_benchmark_network(4).train()
     dropouts = [layer for layer in model if isinstance(layer, nn.Dropout2d)]
     assert [one.p for one in dropouts] == [0.25, 0.5]
     out_NCHW = dropouts[0](torch.ones(64, 4, 11, 11))

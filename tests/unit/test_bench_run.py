@@ -87,8 +87,8 @@ def test_all_devices_of_a_measurement_have_one_network() -> None:
         assert gpu.batch_size >= cpu.batch_size
 
 
-def test_documents_network_is_theirs_on_a_gpu() -> None:
-    workload = WORKLOADS["mnist-documents"]
+def test_wsl2_benchmark_network_is_theirs_on_a_gpu() -> None:
+    workload = WORKLOADS["mnist-wsl2"]
     size = measured_size(workload, "cuda", ["cuda"], 8)
     assert (size.parameters, size.batch_size) == ({"channels": 128}, 512)
     assert workload.fixed == {"precision": "fp32"}
@@ -255,8 +255,8 @@ def test_every_reference_has_its_source_and_what_makes_it_comparable() -> None:
         assert one.unit in (None, "tokens/s" if workload.has_tokens else "samples/s")
 
 
-def test_the_documents_figures_are_there() -> None:
-    texts = [one.text for one in references_for("mnist-documents")]
+def test_the_figures_of_the_wsl2_benchmark_are_there() -> None:
+    texts = [one.text for one in references_for("mnist-wsl2")]
     assert any("18 %" in text for text in texts) and any("10 to 12" in text for text in texts)
     assert references_for("resnet50")[0].text == "7,980 samples/s"
 

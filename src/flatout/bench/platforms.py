@@ -25,7 +25,7 @@ from flatout.schema.units import bytes_text
 
 _LINUX, _WSL2, _WINDOWS = "Linux", "WSL2", "Windows"
 _THREE = (_LINUX, _WSL2, _WINDOWS)
-_WORKLOADS = "mlp mnist-documents resnet50"
+_WORKLOADS = "mlp mnist-wsl2 resnet50"
 # WSL has a part of the memory; of the whole, systems count a little differently.
 _MEMORY_DIFFERENCE = 0.1
 _GROUPS: tuple[Group, ...] = (

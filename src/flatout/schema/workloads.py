@@ -97,7 +97,7 @@ WORKLOADS: dict[str, Workload] = {
             small=_size("16 channels", (512, 10), (512, 50), size="tiny"),
         ),
         Workload(
-            name="mnist-documents",
+            name="mnist-wsl2",
             what="the same as in the WSL2 benchmark of 2020: fp32, Dropout2d",
             published=_size("128 channels", (512, 3), (512, 50), channels=128),
             small=_size("16 channels", (512, 10), (512, 50), channels=16),

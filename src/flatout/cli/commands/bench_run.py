@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Train workloads as a plain loop and with flatout's recipe, and measure both.
 
-    Workloads: mlp, mnist-large, mnist-documents, resnet50, bert-large, gpt3-small, charlm; all by
+    Workloads: mlp, mnist-large, mnist-wsl2, resnet50, bert-large, gpt3-small, charlm; all by
     default. Sizes are chosen for the machine. With --frameworks: mlp and mnist-large.
     """
     frameworks = others.pop("frameworks")

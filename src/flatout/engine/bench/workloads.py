@@ -59,13 +59,13 @@ def _mnist_large(parameters: dict[str, Value], batch_size: int) -> Subject:
     return Subject(made, f"{_RANDOM}: MNIST is not on this machine")
 
 
-def _mnist_documents(parameters: dict[str, Value], batch_size: int) -> Subject:
-    """mnist-large but for what the documents' network computes otherwise (see docs/bench.md)."""
+def _mnist_wsl2(parameters: dict[str, Value], batch_size: int) -> Subject:
+    """mnist-large, with `Dropout2d` as in the benchmark of 2020 (see docs/bench.md)."""
     subject = _mnist_large({"size": "tiny"}, batch_size)
     channels = int(parameters["channels"] or 0)
     experiment = dataclasses.replace(
         subject.experiment,
-        model=lambda: documents_network(channels),
+        model=lambda: wsl2_benchmark_network(channels),
         loss=_log_softmax_loss,
         metrics=_log_softmax_metrics,
     )
@@ -146,7 +146,7 @@ def _gpt3_small(parameters: dict[str, Value], batch_size: int) -> Subject:
 _SUBJECTS: dict[str, Callable[[dict[str, Value], int], Subject]] = {
     "mlp": _mlp,
     "mnist-large": _mnist_large,
-    "mnist-documents": _mnist_documents,
+    "mnist-wsl2": _mnist_wsl2,
     "resnet50": _resnet50,
     "bert-large": _bert_large,
     "gpt3-small": _gpt3_small,
@@ -159,7 +159,7 @@ def _built_in(name: str, parameters: dict[str, Value], batch_size: int) -> Exper
     return load_experiment(ExperimentSpec(name=name, parameters=given))
 
 
-def documents_network(channels: int) -> nn.Module:
+def wsl2_benchmark_network(channels: int) -> nn.Module:
     """The enlarged MNIST network of the WSL2 benchmark of 2020, with its two Dropout2d.
 
     The first drops whole channels of 11 x 11. The second one's input has no pixels, so it drops
