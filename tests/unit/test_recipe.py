@@ -24,6 +24,7 @@ from flatout.schema.recipe import check_field, parse_field, recipe_fields
         ("deterministic", "true", True),
         ("deterministic", "0", False),
         ("memory_format", " channels_last ", "channels_last"),
+        ("sharding", "none", "none"),
     ],
 )
 def test_parse_field_when_it_is_right(name: str, text: str, value: Any) -> None:

@@ -177,7 +177,10 @@ def parse_field(name: str, text: str) -> Any:
     Raises:
         UsageError: unknown-recipe-field, bad-recipe-value.
     """
-    return check_field(name, None if text.strip().lower() == "none" else text.strip())
+    text = text.strip()
+    # A value of that name, as of `sharding`, is not the absence of one.
+    is_absent = text.lower() == "none" and text not in get_args(recipe_fields().get(name))
+    return check_field(name, None if is_absent else text)
 
 
 def check_field(name: str, value: Any) -> Any:
