@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ WHYS = {
     "closing": "it keeps a tensor of shape (1,) that is neither a parameter nor a buffer",
     "reading optimizer": "Tensor.item() cannot be called on meta tensors",
 }
+MIB = 2**20
+# Of the model whose memory is measured: its weights, a block of them, and room for everything else.
+WEIGHTS_BYTES, BLOCK_BYTES, ROOM_BYTES = 64 * MIB, 8 * MIB, 8 * MIB
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
@@ -52,3 +56,23 @@ def test_models_in_parts_begin_with_the_weights_of_one_rank(
     assert first is None
     assert (second is None) == (WHYS[name] is None)
     assert WHYS[name] is None or WHYS[name] in second
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory as Linux reports it")
+def test_model_takes_the_memory_of_its_share_on_ranks_that_are_sent_it(
+    built: dict[str, Any],
+) -> None:
+    first, second = built["memory"]["built"]
+    # One block is received while the one before is cut.
+    assert second <= WEIGHTS_BYTES / 2 + 2 * BLOCK_BYTES + ROOM_BYTES
+    # The first rank builds it whole: what is measured can be seen.
+    assert WEIGHTS_BYTES <= first <= WEIGHTS_BYTES + 2 * BLOCK_BYTES + ROOM_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory as Linux reports it")
+def test_resume_takes_the_memory_of_each_rank_s_moments(built: dict[str, Any]) -> None:
+    # Two moments of its half of the weights. Weights are copied into those that are there.
+    moments = 2 * WEIGHTS_BYTES / 2
+    for grown in built["memory"]["resumed"]:
+        # Some memory that was freed before is used again.
+        assert moments / 2 <= grown <= moments + ROOM_BYTES

@@ -1,11 +1,13 @@
 """What each rank of a test runs: builds models in parts, and compares them with whole ones.
 
-parts_built.py FOLDER    writes what rank 0 has found into FOLDER/found.json
+parts_built.py FOLDER    writes what rank 0 has found into FOLDER/found.json; under Linux also by
+                         what the ranks' memory grows as they build and resume a larger model
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 from flatout.engine.ranks.meta_device_build import has_no_memory
 from flatout.engine.ranks.model_layout import ModelLayout
 from flatout.engine.runtime import rng
-from flatout.engine.session.session import build
+from flatout.engine.session.session import Session, build
+from flatout.engine.session.state import state_of, take_over
 
 
 class Cached(nn.Module):
@@ -120,8 +123,56 @@ def found(name: str) -> dict[str, Any]:
     return {"ranks": ranks.all_gather(own), "whys": built.sharding.whys_whole}
 
 
+def large() -> nn.Module:
+    """Eight blocks of 8 MiB."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 2048, bias=False)) for _ in range(8)))
+
+
+def memory_grown() -> dict[str, list[int]]:
+    """Bytes by which each rank's resident memory grows at most: by building, and by a resume."""
+    experiment = dataclasses.replace(
+        deep(), model=large, loss=lambda model, batch: model(batch).mean(), validation_data=None,
+        ema=None, clip_norm=None, generate=None,
+    )  # fmt: skip
+    built, to_build = _growth(
+        lambda: build(experiment, 3, "cpu", layout=ModelLayout(ranks=ranks, requested="full"))
+    )
+    session = Session(built, built.recipe({"num_threads": 1}), ranks)
+    stored = state_of(session, is_for_all=True)
+    # As AdamW keeps moments of a weight after its first update.
+    stored["optimizer"]["state"] = {
+        index: {
+            "step": torch.ones(()), "exp_avg": torch.zeros(2048, 1024),
+            "exp_avg_sq": torch.zeros(2048, 1024),
+        }
+        for index in range(8)
+    }  # fmt: skip
+    _, to_resume = _growth(lambda: take_over(session, stored))
+    session.close()
+    return {"built": ranks.all_gather(to_build), "resumed": ranks.all_gather(to_resume)}
+
+
+def _growth(act: Callable[[], Any]) -> tuple[Any, int]:
+    """What a call returns, and by how many bytes the process' peak is above what it was before."""
+    gc.collect()
+    # From now on, the kernel counts the peak anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _read_memory("VmRSS")
+    made = act()
+    return made, _read_memory("VmHWM") - before
+
+
+def _read_memory(name: str) -> int:
+    [line] = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if f"{name}:" in line
+    ]
+    return 1024 * int(line.split()[1])
+
+
 folder = Path(sys.argv[1])
 ranks = ranks_here()
-results = {name: found(name) for name in MODELS}
+results: dict[str, Any] = {name: found(name) for name in MODELS}
+if sys.platform == "linux":
+    results["memory"] = memory_grown()
 if ranks.is_first:
     (folder / "found.json").write_text(json.dumps(results))

@@ -27,6 +27,7 @@ from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.ranks.meta_device_build import give_memory
 from flatout.engine.ranks.process_group import MultiRank, alike_tensors
 from flatout.engine.ranks.synced_passes import SyncedPasses
+from flatout.engine.runtime.allocator import return_freed_memory
 from flatout.engine.tensors.sharded import is_sharded, local_part
 from flatout.engine.tensors.state_tree import copied, host_copy
 from flatout.errors import UsageError
@@ -66,9 +67,9 @@ class FullySharded:
             group.connection.tensors.group, device_type=group.device.type
         )
 
-    def spread(self, model: nn.Module, optimizers: Optimizers) -> None:
-        """Shards a model on the CPU. Its weights are new objects afterwards, so optimizers must be
-        built after it.
+    def spread(self, model: nn.Module) -> None:
+        """Shards a model on the CPU that can be sharded. Its weights are new objects afterwards, so
+        optimizers must be built after it, and those built before keep the whole model in memory.
 
         All are cut from the first rank's weights, which are sent block by block: others need memory
         for a block and their parts.
@@ -76,12 +77,13 @@ class FullySharded:
         Raises:
             UsageError: ranks-do-not-fit.
         """
-        check_can_be_sharded(model, optimizers)
         alike_tensors(self._group, model)
         for module in [*_own_blocks(model), model]:
             give_memory(module)
             self._group.copy_from_first(module)
             self._shard(module)
+            # Or the whole of each block would stay in memory, between the parts.
+            return_freed_memory()
 
     def _shard(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -149,7 +151,8 @@ class FullySharded:
     def parts_of(
         self, whole: dict[str, Any], own: dict[str, Any], optimizers: Optimizers
     ) -> dict[str, Any]:
-        """This rank's parts of weights, moments and averages.
+        """This rank's parts of weights, moments and averages; on a CPU, weights and averages share
+        the memory of the whole state, since a session copies them into its own.
 
         Args:
             whole: a session's state. own: that of the session which takes it over.
@@ -173,7 +176,7 @@ class FullySharded:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         of_weights = {
             index: {
-                name: self._part(value, weights[index])
+                name: self._part(value, weights[index], is_copied=True)
                 if isinstance(value, Tensor) and value.shape == weights[index].shape
                 else copied(value)
                 for name, value in own.items()
@@ -183,7 +186,7 @@ class FullySharded:
         return {**state, "state": of_weights}
 
     @torch.no_grad()
-    def _part(self, whole: Any, like: Any) -> Any:
+    def _part(self, whole: Any, like: Any, *, is_copied: bool = False) -> Any:
         if not isinstance(whole, Tensor) or not isinstance(like, Tensor) or not is_sharded(like):
             return whole
         if whole.shape != like.shape:
@@ -193,7 +196,7 @@ class FullySharded:
         rows_per_rank, spread = self._rows_of_each(len(whole)), like
         own = whole[rows_per_rank * self._group.rank :][:rows_per_rank]
         return DTensor.from_local(
-            own.to(self._group.device, copy=True),
+            own.to(self._group.device, copy=is_copied),
             self._mesh,
             spread.placements,  # type: ignore[attr-defined]
             run_check=False,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.ranks.fsdp import FullySharded
 from flatout.engine.ranks.meta_device_build import without_memory
 from flatout.engine.ranks.process_group import MultiRank
@@ -107,10 +106,11 @@ class ModelLayout:
         )
         return default_sharding(needed, min(known, default=None))
 
-    def spread(
-        self, built: BuiltModel, optimizers: Optimizers, device: torch.device
-    ) -> FullySharded:
-        """Spreads a model on the CPU over the ranks; its optimizers must be built again after it.
+    def spread(self, built: BuiltModel, device: torch.device) -> FullySharded:
+        """Spreads a model on the CPU over the ranks, block by block.
+
+        Its optimizers must be built again after it. Nothing else may keep its weights, such as the
+        optimizers built before: they would stay in memory.
 
         Raises:
             UsageError: ranks-do-not-fit.
@@ -118,7 +118,7 @@ class ModelLayout:
         assert isinstance(self.ranks, MultiRank)
         self.ranks.attach(device)
         sharding = FullySharded(self.ranks, is_agreed=self.exchange == "agreed")
-        sharding.spread(built.model, optimizers)
+        sharding.spread(built.model)
         sharding.whys_whole = self.ranks.all_gather(built.why_whole, about="built whole")
         return sharding
 

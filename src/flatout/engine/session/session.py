@@ -28,7 +28,7 @@ from flatout.engine.model.module_attributes import ModuleAttributes
 from flatout.engine.optim.lr_schedulers import LrSchedulers
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.progress import TrainState
-from flatout.engine.ranks.fsdp import FullySharded
+from flatout.engine.ranks.fsdp import FullySharded, check_can_be_sharded
 from flatout.engine.ranks.model_layout import ON_ONE_RANK, ModelLayout
 from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import ALONE, RankGroup
@@ -151,13 +151,19 @@ def build(
     if train_data is None:
         train_data = built_data(experiment, experiment.train_data)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
-    sharding = layout.spread(laid_out, optimizers, device) if is_spread else None
+    sharding = None
+    if is_spread:
+        check_can_be_sharded(model, optimizers)
+        # They keep the whole weights, of which each rank is to keep a part.
+        del optimizers
+        sharding = layout.spread(laid_out, device)
+        optimizers = _optimizers(experiment, model)
     return BuiltExperiment(
         experiment=experiment,
         seed=seed,
         device=device,
         model=model,
-        optimizers=optimizers if sharding is None else _optimizers(experiment, model),
+        optimizers=optimizers,
         train_data=train_data,
         facts=replace(facts, sharding=laid_out.sharding),
         graphs=graphs_on(device),
