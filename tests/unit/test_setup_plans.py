@@ -13,6 +13,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from flatout.cli.render.plan_rows import step_rows
 from flatout.compat.tables import shipped_tables
 from flatout.errors import UsageError
 from flatout.schema.environment_facts import ContainerEngine
@@ -230,6 +231,24 @@ def test_toolkit_on_windows_brings_no_driver(name: str) -> None:
             line = " ".join(commands(step))
             if "Nvidia.CUDA" in line:
                 assert "--override '-s -n nvcc_" in line and "Display.Driver" not in line
+
+
+def test_rows_of_a_step_on_windows_are_for_powershell() -> None:
+    (shown,) = [
+        text
+        for _, plan in plans(MACHINES["windows-rtx2070-spanish"])
+        for step in plan.steps
+        for name, text in step_rows(step)
+        if name == "runs" and "Nvidia.CUDA" in text
+    ]
+    assert shown.startswith("winget install ") and "--override '-s -n nvcc_" in shown
+    step = PlanStep(
+        text="t", changes="c", where="windows", needs_root=True, undo=("x", "it's $y"),
+        action=RunProgram(argv=(r"C:\a b\x.exe", "`id`")),
+    )  # fmt: skip
+    rows = dict(step_rows(step))
+    assert rows["runs"] == r"& 'C:\a b\x.exe' '`id`'"
+    assert rows["undo"].endswith(" which runs x 'it''s $y'")
 
 
 def test_docker_comes_with_compose_and_its_group() -> None:

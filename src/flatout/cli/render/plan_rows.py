@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flatout.cli.render.wording import DOT, home_text
 from flatout.schema.change_journal import Applied, FileKept, TreeKept
@@ -17,6 +16,7 @@ from flatout.schema.plan import (
     Write,
     edit_text,
 )
+from flatout.schema.shell_quoting import powershell_line, typed_here
 from flatout.schema.units import bytes_text, seconds_text
 
 Row = tuple[str, str]
@@ -49,7 +49,7 @@ def step_rows(step: PlanStep) -> Iterator[Row]:
     if not step.can_be_undone:
         yield "undo", "not possible"
     elif step.undo:
-        yield "undo", f"flatout undo, which runs {shlex.join(step.undo)}"
+        yield "undo", f"flatout undo, which runs {_typed(step.undo, step)}"
     else:
         yield "undo", "flatout undo"
 
@@ -63,15 +63,22 @@ def action_text(step: PlanStep) -> str:
     if isinstance(action, InstallPackages):
         # In quotes, ~ would be no home.
         is_plain = " " not in action.python
-        python = home_text(action.python) if is_plain else shlex.quote(action.python)
-        return f"{python} -m pip {shlex.join(action.words)}"
+        python = home_text(action.python) if is_plain else typed_here((action.python,))
+        return f"{python} -m pip {typed_here(action.words)}"
     if isinstance(action, Edit | Block):
         return edit_text(action)
     if isinstance(action, Write):
         return f"writes {home_text(action.file)}"
     if isinstance(action, Move):
         return f"moves {home_text(action.source)} to {home_text(action.target)}"
-    return f"{'sudo ' if step.needs_root else ''}{shlex.join(action.argv)}"
+    return _typed(action.argv, step)
+
+
+def _typed(argv: Sequence[str], step: PlanStep) -> str:
+    """A command of a step, for the shell of the place where it runs. Windows has no sudo."""
+    if step.where in ("windows", "powershell"):
+        return powershell_line(argv)
+    return f"{'sudo ' if step.needs_root else ''}{typed_here(argv)}"
 
 
 def undo_rows(applied: Applied) -> Iterator[Row]:
@@ -89,6 +96,6 @@ def undo_rows(applied: Applied) -> Iterator[Row]:
         if isinstance(step.action, RunProgram) and step.action.makes:
             yield "removes", home_text(step.action.makes)
         if step.undo:
-            yield "runs", f"{'sudo ' if step.needs_root else ''}{shlex.join(step.undo)}"
+            yield "runs", _typed(step.undo, step)
         elif not step.can_be_undone:
             yield "leaves", step.text
