@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -18,29 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import KEPT, Docker
-from support.container_cluster import ROOT, ContainerCluster, wait_until
+from containers import Docker
+from support.container_cluster import (
+    ROOT,
+    ContainerCluster,
+    cluster_that_runs,
+    missing_for_clusters,
+    wait_until,
+)
 
 # What an example of `flatout launch` prints.
 _SAID = re.compile(r"rank (\d) of 2 on (\S+): loss (0\.\d+)")
-
-
-def _cluster(
-    engine: str, folder: Path, docker: Docker, base_image: str
-) -> Iterator[ContainerCluster]:
-    has_v1 = shutil.which("docker-compose") is not None
-    if not has_v1 and docker.ask("compose", "version").returncode != 0:
-        pytest.skip("needs Docker Compose, v2 or v1")
-    if find_spec("torch") is None:
-        pytest.skip("needs torch: its version goes into the image")
-    made = ContainerCluster(folder, engine, engine)
-    try:
-        made.make(base_image)
-        made.label(KEPT)
-        made.up()
-        yield made
-    finally:
-        made.flatout("cluster", "down", "--volumes")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +35,9 @@ def ray(
     tmp_path_factory: pytest.TempPathFactory, docker: Docker, base_image: str
 ) -> Iterator[ContainerCluster]:
     """Three containers of Ray."""
-    yield from _cluster("ray", tmp_path_factory.mktemp("ray"), docker, base_image)
+    if why := missing_for_clusters(docker):
+        pytest.skip(why)
+    yield from cluster_that_runs("ray", tmp_path_factory.mktemp("ray"), base_image)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +45,9 @@ def dask(
     tmp_path_factory: pytest.TempPathFactory, docker: Docker, base_image: str
 ) -> Iterator[ContainerCluster]:
     """Three containers of Dask."""
-    yield from _cluster("dask", tmp_path_factory.mktemp("dask"), docker, base_image)
+    if why := missing_for_clusters(docker):
+        pytest.skip(why)
+    yield from cluster_that_runs("dask", tmp_path_factory.mktemp("dask"), base_image)
 
 
 def has(path: Path, text: str) -> Callable[[], bool]:

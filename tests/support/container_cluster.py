@@ -12,12 +12,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from containers import NAMES
+from containers import KEPT, NAMES, Docker
 
 from flatout.cluster.compose import cluster_folder, docker
 from flatout.cluster.compose.compose_file import HEADS
@@ -127,10 +128,13 @@ class ContainerCluster:
 
     def build(self) -> None:
         """Builds the image first, so that only the start of containers is measured."""
+        cluster_folder.refresh_wheel(self.folder / "cluster")
+        self.compose("build", "--quiet", HEADS[self.engine])
+
+    def compose(self, *words: str) -> None:
+        """Runs Compose on the cluster's files, as a person does."""
         folder = open_folder(str(self.folder / "cluster"))
-        cluster_folder.refresh_wheel(folder.path)
-        program = docker.find_compose(LocalSystem())
-        docker.run_shown(program.argv(folder.path, "build", "--quiet", HEADS[self.engine]))
+        docker.run_shown(docker.find_compose(LocalSystem()).argv(folder.path, *words))
 
     def up(self) -> Any:
         """Starts all containers that are not running; returns the state."""
@@ -141,6 +145,28 @@ class ContainerCluster:
         found = self.reported("cluster", "status")["containers"]
         (one,) = [each for each in found if (each["service"], each["number"]) == (service, number)]
         return str(one["name"])
+
+
+def missing_for_clusters(docker: Docker) -> str | None:
+    """What this machine lacks for such a cluster, for a test that is skipped."""
+    has_v1 = shutil.which("docker-compose") is not None
+    if not has_v1 and docker.ask("compose", "version").returncode != 0:
+        return "needs Docker Compose, v2 or v1"
+    if find_spec("torch") is None:
+        return "needs torch: its version goes into the image"
+    return None
+
+
+def cluster_that_runs(engine: str, folder: Path, base_image: str) -> Iterator[ContainerCluster]:
+    """For a fixture: a cluster whose containers are up; they are removed afterwards."""
+    made = ContainerCluster(folder, engine, engine)
+    try:
+        made.make(base_image)
+        made.label(KEPT)
+        made.up()
+        yield made
+    finally:
+        made.flatout("cluster", "down", "--volumes")
 
 
 def read_reported(done: subprocess.CompletedProcess[str]) -> Any:

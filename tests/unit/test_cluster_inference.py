@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ case "$*" in
     "compose version --short") echo 2.40.0 ;;
     *" config --format json") cat "$here/config.json" ;;
     "image inspect flatout-lab") [ -f "$here/built" ] ;;
-    *" run --rm -T --no-deps inference python3 "*)
+    "rm --force flatout-lab-inference-"*) echo "$*" >>"$here/removed" ;;
+    *" run --rm -T --no-deps "*" python3 "*)
         echo "$*" >>"$here/calls"
         [ ! -f "$here/broken" ] || { echo "no such device" >&2; exit 1; }
         while [ "$1" != python3 ]; do shift; done
@@ -75,7 +77,10 @@ def test_role_answers_with_the_names_that_were_typed(lab: Any) -> None:
     # The name inside is longer.
     assert document["weights"]["longest_input"] == len("data/deep/b.png")
     # No worker is started, and the container is removed.
-    assert all("run --rm -T --no-deps inference" in call for call in calls(lab))
+    assert all("run --rm -T --no-deps" in call and "inference" in call for call in calls(lab))
+    (name,) = re.findall(r"--name (\S+)", "\n".join(calls(lab)))
+    # Also where Compose was interrupted, and cannot do it.
+    assert (lab.folder / "programs/removed").read_text() == f"rm --force {name}\n"
 
 
 def test_the_same_input_twice_is_answered_twice(lab: Any) -> None:

@@ -6,6 +6,7 @@ workers are not interrupted, and need not run at all.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.cluster.compose import docker
+from flatout.cluster.compose.docker import Compose
 from flatout.cluster.compose.env_file import engine_in
 from flatout.cluster.files import Folder, open_folder, services_in
 from flatout.errors import UsageError
@@ -96,12 +98,19 @@ def _stream_replies(
 ) -> Generator[AnyReply]:
     """The answers, with the names that were typed. inputs: typed names by those inside."""
     run_folder.require_trust(run, is_trusted=request.is_trusted)
-    words = _require_role(folder, LocalSystem())
+    system = LocalSystem()
+    program = _require_role(folder, system)
     yield from _without_effect(request)
-    for reply in predict_process.stream_replies(words, job, output_here=request.output):
-        if isinstance(reply, ProcessFailed) and reply.has_traceback:
-            reply = reply.kept_in(str(runs_api.record_crash(reply.printed)))
-        yield _as_typed(reply, inputs, request.output)
+    name = f"{folder.name}-{ROLE}-{secrets.token_hex(4)}"
+    words = _python(program, folder, "--name", name)
+    try:
+        for reply in predict_process.stream_replies(words, job, output_here=request.output):
+            if isinstance(reply, ProcessFailed) and reply.has_traceback:
+                reply = reply.kept_in(str(runs_api.record_crash(reply.printed)))
+            yield _as_typed(reply, inputs, request.output)
+    finally:
+        # An interrupted Compose v1 cannot remove it.
+        docker.remove(name, system)
 
 
 def _as_typed(reply: AnyReply, inputs: Mapping[str, str], output: str | None) -> AnyReply:
@@ -114,8 +123,13 @@ def _as_typed(reply: AnyReply, inputs: Mapping[str, str], output: str | None) ->
     return reply
 
 
-def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
-    """The words that lead to Python in a container of the role.
+def _python(program: Compose, folder: Folder, *options: str) -> list[str]:
+    """The words that lead to Python in a container of the role."""
+    return program.argv(folder.path, "run", "--rm", "-T", "--no-deps", *options, ROLE, "python3")
+
+
+def _require_role(folder: Folder, system: System) -> Compose:
+    """Compose, once the role has answered with the version that is running here.
 
     Raises:
         UsageError: cluster-cannot-predict, cluster-not-up, cluster-versions-differ,
@@ -136,9 +150,7 @@ def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
             f"the image of cluster {folder.name} has not been built.",
             fix="flatout cluster up",
         )
-    words = ("run", "--rm", "-T", "--no-deps", ROLE, "python3")
-    leading = tuple(program.argv(folder.path, *words))
-    done = system.run([*leading, "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
+    done = system.run([*_python(program, folder), "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
     version = done.stdout.strip()
     if done.exit_code != 0:
         raise UsageError(
@@ -154,7 +166,7 @@ def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
             because="both must be the same version",
             fix="flatout cluster up puts this one into the image",
         )
-    return leading
+    return program
 
 
 def _inside(folder: Folder, text: str) -> str:

@@ -137,6 +137,11 @@ def restart(container: str, system: System) -> None:
     _must(["docker", "restart", container], system)
 
 
+def remove(container: str, system: System) -> None:
+    """Kills and removes a container, if there is one of that name."""
+    system.run(["docker", "rm", "--force", container], ASK_LIMIT_S)
+
+
 def volumes(project: str, system: System) -> tuple[str, ...]:
     """Names of the project's volumes.
 
