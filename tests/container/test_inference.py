@@ -120,8 +120,10 @@ def start_long(cluster: ContainerCluster) -> tuple[subprocess.Popen[str], Path]:
     """An answer that takes a minute, part of it written; and the file that is to come."""
     output = cluster.data / "long.csv"
     words = (str(cluster.data / "many.npy"), "--batch-size", "1", "--output", str(output))
-    process = cluster.start("predict", RUN, *words, *ON)
     part = output.with_name("long.csv.part")
+    # A killed command leaves it.
+    part.unlink(missing_ok=True)
+    process = cluster.start("predict", RUN, *words, *ON)
     wait_until(lambda: part.exists() and part.stat().st_size > 0, process)
     return process, output
 
