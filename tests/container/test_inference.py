@@ -102,7 +102,7 @@ def test_service_keeps_its_runs_over_a_restart_and_stops_at_once(
     try:
         docker.must("restart", "--time", "20", name)
         listed = docker.must("exec", name, "flatout", "runs", "--json")
-        assert [one["id"] for one in json.loads(listed)] == [RUN]
+        assert [Path(one["folder"]).name for one in json.loads(listed)] == [RUN]
         # It is no node.
         assert len(cluster.reported("cluster", "status")["containers"]) == 3
         began_s = time.monotonic()
