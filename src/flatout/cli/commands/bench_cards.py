@@ -34,10 +34,10 @@ def cards(
     is_json: bool,
     **more: str | None,
 ) -> None:
-    """Predict the throughput of a measured workload on other cards and cloud instances.
+    """Predict throughput on other cards and cloud instances.
 
-    From its measured step, with a roofline of FLOPs, memory and host. The interval is as wide as
-    such predictions of published figures were wrong.
+    From the measured step of a workload, with a roofline of FLOPs, memory and host. The interval
+    is as wide as such predictions of published figures were wrong.
     """
     from flatout.bench import cards as bench_cards
     from flatout.cli.render import show

@@ -16,9 +16,9 @@ from flatout.cli.options import json_document
 def compare(
     files: tuple[str, ...], is_markdown: bool, is_csv: bool, html: str | None, is_json: bool
 ) -> None:
-    """Compare bench files with the first: ratios, verdicts, and where differences come from.
+    """Compare bench files: ratios, verdicts and causes.
 
-    Of a single file, the values are shown.
+    Ratios are to the first file. Of a single file, the values are shown.
     """
     if is_markdown + is_csv + is_json > 1:
         raise click.UsageError("--md, --csv and --json cannot be combined")

@@ -35,7 +35,7 @@ def run(
     html: str | None,
     **others: Any,
 ) -> None:
-    """Train workloads as a plain loop and with flatout's recipe, and measure both.
+    """Measure workloads: a plain loop and flatout's recipe.
 
     Workloads: mlp, mnist-large, mnist-wsl2, resnet50, bert-large, gpt3-small, charlm; all by
     default. Sizes are chosen for the machine. With --frameworks: mlp and mnist-large.

@@ -22,7 +22,7 @@ from flatout.cli.options import json_document
 def slow_host(
     workload: str, device: str, is_quick: bool, is_json: bool, **interpreter: str | None
 ) -> None:
-    """Slow the host down on purpose, and measure how the step of a workload answers.
+    """Slow the host down, and measure the effect on a step.
 
     Microseconds before each operator, a later batch, and a host that may run only in a share of the
     time: what a platform with slower launches, data or CPUs would cost.
