@@ -57,5 +57,6 @@ def test_kinds_are_those_in_folders_written_before() -> None:
     assert kinds == {
         "started", "recipeset", "extended", "shareschecked", "filechanged", "dryran", "fetched",
         "warned", "profiled", "trying", "tried", "tuned", "outlined", "checkpointed", "stopped",
-        "failed", "finished", "progress", "epochended", "validated", "classified", "generated",
+        "failed", "finished", "flopscounted", "progress", "epochended", "validated", "classified",
+        "generated",
     }  # fmt: skip

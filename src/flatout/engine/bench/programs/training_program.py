@@ -229,11 +229,10 @@ def _seconds(trainer: Trainer, num_steps: int) -> float:
 
 
 def _peak_resident_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:
-        # Windows.
+    if sys.platform == "win32":
         return None
+    import resource
+
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
