@@ -24,6 +24,7 @@ from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
 
 from flatout.compat.torch_builds import TorchPlatform, choose_build, cpu_build
+from flatout.schema.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("check", "gpu", "quickstart", "test")
@@ -324,6 +325,17 @@ def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
     # The time is short: a test file that nobody has put in its turn would come last.
     tests = [name for name in names if name.startswith("tests-")]
     assert names[: len(tests)] == tests
+
+
+def test_gpu_jobs_of_bench() -> None:
+    jobs = script("gpu").jobs(Path("out"))
+    names = [name for name in jobs if name.startswith("bench-")]
+    assert names == ["bench-limits", *(f"bench-run-{name}" for name in WORKLOADS)]
+    assert jobs["bench-run-mlp"].argv[3:7] == ["run", "mlp", "--devices", "cpu,cuda"]
+    assert jobs["bench-limits"].argv[-2:] == ["cuda", f"--out={Path('out', 'bench-limits.json')}"]
+    quick = jobs["bench-run-mlp"].quick
+    assert quick is not None and quick[-1] == "--quick" and "cpu" in quick
+    assert not any("cuda" in word for word in quick)
 
 
 def test_gpu_jobs_when_a_benchmark_hands_the_device_on() -> None:
