@@ -158,6 +158,18 @@ def test_interval_reaches_as_far_as_a_difference_in_load() -> None:
     assert change(same).verdict == "slower"
 
 
+def test_load_widens_rows_of_the_cpu_only() -> None:
+    busy = msgspec.structs.replace(STATE, other_cpus=2.0)
+    both = {"settings": {"device": "cpu,cuda:0"}}
+    rows = [
+        [row(f"run/mlp/plain/{kind}/step_s", noisy(seed, middle), conditions={"device": device})
+         for kind, device in (("cpu", "cpu"), ("cuda", "cuda:0"))]
+        for seed, middle in ((2, 100), (1, 60))
+    ]  # fmt: skip
+    found = compared(bench(*rows[0], **both), bench(*rows[1], began=busy, **both))
+    assert change(found).ratio.high > 1.1 and change(found, 1).ratio.high < 0.8
+
+
 def test_units_that_differ_are_not_compared() -> None:
     found = compared(bench(row(MATMUL, noisy(1))), bench(row(MATMUL, noisy(1), unit="B/s")))
     value = found.rows[0].values[1]
@@ -586,11 +598,11 @@ def test_command_when_asked_for_each_form(
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (1.2e12, "flop/s", "1.2 Tflop/s"), (9.999e11, "flop/s", "1 Tflop/s"),
+        (1.2e12, "flop/s", "1.2 TFLOP/s"), (9.999e11, "op/s", "1 TOP/s"),
         (1.8e10, "B/s", "18 GB/s"), (12.0, "B/s", "12 B/s"), (2e-6, "s", "2 us"),
         (1536.0, "B", "1.5 KiB"), (0.25, "share", "25.0 %"),
         (1500.0, "samples/s", "1,500 samples/s"),
-        (0.5, "J/sample", "0.5 J/sample"), (1e18, "flop/s", "1e+03 Pflop/s"),
+        (0.5, "J/sample", "0.5 J/sample"), (1e18, "flop/s", "1e+03 PFLOP/s"),
     ],
 )  # fmt: skip
 def test_quantity_text(value: float, unit: str, text: str) -> None:

@@ -21,12 +21,14 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.bench import BenchFile, BenchRow, DeviceState
 from flatout.schema.finding import finding_from
 from flatout.schema.framework import Framework
-from flatout.schema.limits_protocol import AllReduceRequest, Measured, Ready
+from flatout.schema.limits_protocol import PINNED, AllReduceRequest, Measured, Measuring, Ready
 from flatout.schema.machine import Cpu, Gpu, Machine
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.tuning import Interval
 from flatout.system import device_state, disk_speed
 from flatout.system.command import Completed
+from flatout.system.probes.disks import parse_mountinfo
+from flatout.system.process_env import plain_environment
 from flatout.system.store import limits_store
 
 AT = "2026-11-24T16:00:00Z"
@@ -93,15 +95,24 @@ def test_device_is_resolved(machine: Machine, text: str, device: str) -> None:
 
 def test_interval_spans_all_samples_when_busy() -> None:
     one = row("a", 10.0, 10.1, 9.9, 10.0, 10.0, 10.1, 9.9, 10.0, 10.0, 2.0)
-    calm, busy = (api.interval_of(one, is_busy=is_busy) for is_busy in (False, True))
+    calm, busy = (
+        api.interval_of(one, is_busy=is_busy, num_processes=0) for is_busy in (False, True)
+    )
     assert calm is not None and busy is not None
     assert calm.low > 9 and (busy.low, busy.middle) == (2.0, calm.middle)
     assert busy.high >= 10.1
 
 
 def test_interval_is_none_when_measured_once() -> None:
-    assert api.interval_of(row("a", 1.0), is_busy=False) is None
-    assert api.interval_of(row("a", 0.0, 1.0), is_busy=False) is None
+    for one in (row("a", 1.0), row("a", 0.0, 1.0)):
+        assert api.interval_of(one, is_busy=False, num_processes=1) is None
+
+
+def test_interval_is_wider_when_processes_differ() -> None:
+    one = row("a", *[10.0, 10.1, 10.0, 10.1] * 2, *[12.0, 12.1, 12.0, 12.1] * 2)
+    alone, four = (api.interval_of(one, is_busy=False, num_processes=number) for number in (1, 4))
+    assert alone is not None and four is not None
+    assert four.high - four.low > alone.high - alone.low
 
 
 def test_stored_limits_stay_when_the_new_ones_are_worse_evidence() -> None:
@@ -169,6 +180,26 @@ def test_limits_when_the_device_is_no_device(cli: Any, device: str) -> None:
     assert json.loads(done.stdout)["error"]["rule"] == "bad-device"
 
 
+def test_limits_when_the_file_cannot_be_written(cli: Any, tmp_path: Path) -> None:
+    out = str(tmp_path / "missing" / "x.json")
+    done = cli.run("bench", "limits", "--device", "cpu", "--out", out, "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["rule"] == "bench-report-not-writable"
+
+
+def test_slow_host_takes_one_device(cli: Any) -> None:
+    done = cli.run("bench", "slow-host", "mlp", "--device", "cpu,cuda", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["rule"] == "bad-device"
+
+
+def test_plain_loop_counts_gpus_as_flatout_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert plain_environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert plain_environment()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 # Disks.
 
 
@@ -205,12 +236,21 @@ def test_disk_rows_when_files_stay_in_the_cache() -> None:
 
 def test_disk_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     samples = disk_speed.measure(str(tmp_path), 2**20, 4, 2)
-    expected = {"write", "small_write"} | (
-        {"read", "small_read"} if sys.platform == "linux" else set()
-    )
+    is_read = disk_speed.why_kept_in_cache(str(tmp_path)) is None
+    expected = {"write", "small_write"} | ({"read", "small_read"} if is_read else set())
     assert samples.keys() == expected
     assert all(len(values) == 2 and min(values) > 0 for values in samples.values())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's mountinfo")
+def test_reads_from_a_cache_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, is_kept in (("9p", True), ("zfs", True), ("nfs4", True), ("ext4", False)):
+        mount = parse_mountinfo(f"1 1 0:1 / {tmp_path} rw - {kind} C: rw")
+        monkeypatch.setattr(disk_speed, "parse_mountinfo", lambda _, found=mount: found)
+        samples = disk_speed.measure(str(tmp_path), 2**20, 2, 1)
+        assert ("read" not in samples and "small_read" not in samples) == is_kept
+        assert (disk_speed.why_kept_in_cache(str(tmp_path)) is not None) == is_kept
 
 
 def test_disk_speed_when_there_is_no_room(tmp_path: Path) -> None:
@@ -299,6 +339,16 @@ def test_limits_of_two_processes_are_joined(tmp_path: Path) -> None:
     assert rows["limits/all-reduce/gloo/latency"].unread == "exit code 0"
     assert file.settings["name"] == H100 and file.machine.python is None
     assert msgspec.json.decode(msgspec.json.encode(file), type=BenchFile) == file
+
+
+@pytest_posix
+def test_other_rows_stay_when_pinning_ends_the_process(tmp_path: Path) -> None:
+    ready = Ready(torch="2.13.0", num_threads=4, num_gpus=1, name=H100, uuid="GPU-1")
+    bf16 = Measured(row=row("limits/matmul/bf16", 7e14))
+    python = fake_python(tmp_path, ready, bf16, Measuring(what=PINNED), code=137)
+    rows = {one.id: one for one in measured(python, GPU, "cuda:0").rows}
+    assert rows["limits/matmul/bf16"].samples == (7e14, 7e14)
+    assert "while it pinned" in (rows["limits/pinned"].unread or "")
 
 
 @pytest_posix

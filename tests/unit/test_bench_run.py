@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flatout.bench import report_run
-from flatout.bench import run as run_module
+from flatout.bench import api, report_run
 from flatout.bench.limits import Doing
 from flatout.bench.read_files import loaded
 from flatout.bench.references import references_for, shipped_references
@@ -199,7 +198,7 @@ def test_summary_has_the_speedup() -> None:
 @pytest.mark.parametrize(
     ("gpu_s", "words"),
     [
-        (0.001, "the GPU is 10"), (0.05, "use the CPU: 2 cores are"),
+        (0.001, "the GPU is 10"), (0.05, "use the CPU (2 cores): it is"),
         (0.01, "cannot tell whether"),
     ],
 )  # fmt: skip
@@ -423,7 +422,7 @@ def test_limits_of_a_busy_machine_give_no_mfu(
         limits = BenchFile(
             kind="limits", flatout="1", machine=CPU, began=state, ended=state, rows=(product,)
         )
-        monkeypatch.setattr(run_module, "known_limits", lambda *_, found=limits: found)
+        monkeypatch.setattr(api, "known_limits", lambda *_, found=limits: found)
         _, file = measured(fake_python(tmp_path, cat, cat))
         mfus.append(next(row for row in file.rows if row.id == "run/mlp/plain/cpu/mfu"))
     assert mfus[0].samples[0] == pytest.approx(6.4e8 / 0.01 / 1e12)

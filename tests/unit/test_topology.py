@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from flatout.schema.cpu_topology import Topology
-from flatout.system.cpu_topology import parse_cpu_list, parse_topology, read_topology
+from flatout.system.cpu_topology import (
+    parse_cpu_list,
+    parse_last_caches,
+    parse_topology,
+    read_topology,
+)
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "topology").glob("*.json"))
 
@@ -55,3 +60,16 @@ def test_parse_cpu_list(text: str, cpus: set[int]) -> None:
 def test_read_topology_gives_cpus_or_why_not() -> None:
     found = read_topology()
     assert (found.problem is None) == bool(found.cpus)
+
+
+def test_last_caches_are_counted_once() -> None:
+    files = {}
+    for cpu in range(4):
+        for number, (level, size) in enumerate((("1", "48K"), ("2", "2048K"), ("3", "32M"))):
+            shared = f"{cpu}" if level != "3" else "0-1" if cpu < 2 else "2-3"
+            folder = f"system/cpu/cpu{cpu}/cache/index{number}"
+            files |= {f"{folder}/level": f"{level}\n", f"{folder}/size": f"{size}\n",
+                      f"{folder}/shared_cpu_list": f"{shared}\n"}  # fmt: skip
+    assert parse_last_caches(range(4), files.get) == 2 * 32 * 2**20
+    assert parse_last_caches([0], files.get) == 32 * 2**20
+    assert parse_last_caches([0, 1], {}.get) == 0

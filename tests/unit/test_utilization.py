@@ -112,9 +112,13 @@ def shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_show_prints_the_share_or_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(run(recipe=None, utilization=utilization(run(), 2000.0)), monkeypatch)
-    assert "speed       2,000 images/s · 4 Tflop/s\n" in text and "flatout bench limits" in text
+    assert "speed       2,000 images/s · 4 TFLOP/s\n" in text and "flatout bench limits" in text
     keep_limits()
     text = shown(run(recipe=None, utilization=utilization(run(), 2000.0)), monkeypatch)
-    assert "4 Tflop/s · 40 % of this machine's bf16 limit (MFU)" in text
+    assert "4 TFLOP/s · 40 % of this machine's bf16 limit (MFU)" in text
     assert "flatout bench limits" not in text
     assert "speed" not in shown(run(recipe=None), monkeypatch)
+    # Where limits would not give a share either, they are not asked for.
+    ranks = utilization(run(device="cpu", ranks=2), 2000.0)
+    assert ranks is not None and ranks.share is None
+    assert "flatout bench limits" not in shown(run(recipe=None, utilization=ranks), monkeypatch)

@@ -11,6 +11,7 @@ import msgspec
 
 from flatout.bench.effort import FULL, QUICK
 from flatout.bench.limits import Doing, is_busy, measure_limits
+from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS
 from flatout.bench.statistics import median_interval
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import UsageError
@@ -101,15 +102,27 @@ def known_limit(limits: BenchFile, id: str) -> float | None:
     return median(row.samples) if row is not None and row.samples else None
 
 
-def interval_of(row: BenchRow, *, is_busy: bool) -> Interval | None:
+def usable_limits(machine: Machine, device: str) -> BenchFile | str:
+    """The stored limits that a speed can be a share of, or why there are none."""
+    found = known_limits(machine, device)
+    if found is None:
+        return NO_LIMITS
+    # Too low: a step on a quiet machine would be beyond them.
+    if resolved_device(machine, device) == "cpu" and is_busy(found):
+        return BUSY_LIMITS
+    return found
+
+
+def interval_of(row: BenchRow, *, is_busy: bool, num_processes: int) -> Interval | None:
     """The median with its 95 % interval; None for what was not measured, or only once.
 
     is_busy: beside other programs samples depend on each other, and all may be too low, so the
     interval covers all of them.
+    num_processes: those that measured; 0 if unknown.
     """
     if len(row.samples) < 2 or min(row.samples) <= 0:
         return None
-    interval = median_interval(row.samples)
+    interval = median_interval(row.samples, num_processes)
     if not is_busy:
         return interval
     return Interval(

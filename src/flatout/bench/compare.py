@@ -27,7 +27,7 @@ from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
 
 # Units of rows for which "faster" is the word.
-_SPEEDS = {"flop/s", "B/s", "s", "samples/s", "tokens/s", "file/s"}
+_SPEEDS = {"flop/s", "op/s", "B/s", "s", "samples/s", "tokens/s", "file/s"}
 _NUM_SHOWN = 3
 
 
@@ -36,18 +36,11 @@ class _Side(msgspec.Struct, frozen=True):
 
     load_share: float
     num_processes: int
-    is_gpu: bool
 
     @classmethod
     def of(cls, file: BenchFile) -> _Side:
-        """Read from its state and settings, which may hold anything."""
-        processes = file.settings.get("num_processes", "")
-        is_number = processes.isascii() and processes.isdigit() and len(processes) < 6
-        return cls(
-            load_share=differences.load_share(file),
-            num_processes=int(processes) if is_number else 0,
-            is_gpu=file.settings.get("device", "").startswith("cuda"),
-        )
+        """Read from its state and settings."""
+        return cls(load_share=differences.load_share(file), num_processes=file.num_processes)
 
 
 def load(paths: Sequence[Path]) -> tuple[LoadedBench, ...]:
@@ -159,7 +152,7 @@ def _change(base: BenchRow, row: BenchRow, sides: tuple[_Side, _Side]) -> Change
         pair, processes = pair[::-1], processes[::-1]
     found = statistics.ratio_of_medians(*pair, processes=(processes[0], processes[1]))
     ratio = found.ratio
-    if row.unit in _SPEEDS and not any(side.is_gpu for side in sides):
+    if row.unit in _SPEEDS and not any(is_gpu_row(one) for one in (base, row)):
         # What others took may have made the busier one slower by as much.
         excess = sides[1].load_share - sides[0].load_share
         ratio = msgspec.structs.replace(
@@ -172,6 +165,11 @@ def _change(base: BenchRow, row: BenchRow, sides: tuple[_Side, _Side]) -> Change
     if least < statistics.LEAST_SAMPLES:
         why = f"{counted_text(least, 'sample')}; at least {statistics.LEAST_SAMPLES} are needed"
     return Change(ratio=ratio, p_value=found.p_value, verdict="cannot tell", why=why)
+
+
+def is_gpu_row(row: BenchRow) -> bool:
+    """Whether it was measured on a GPU; a file can have rows of both."""
+    return row.conditions.get("device", "").startswith("cuda")
 
 
 def _is_beyond(ratio: Interval) -> bool:

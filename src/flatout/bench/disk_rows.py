@@ -84,7 +84,8 @@ def disk_rows(folder: Folder, effort: Effort) -> list[BenchRow]:
 def rows_from(folder: Folder, done: Completed) -> list[BenchRow]:
     """The rows from what the child printed, or with the reason why it did not."""
     samples: Mapping[str, tuple[float, ...]] = {}
-    unread = None
+    # Of the reads, if they were left out.
+    unread = done.stderr.strip()[-200:] or None
     if done.exit_code == 0:
         try:
             samples = msgspec.json.decode(done.stdout, type=dict[str, tuple[float, ...]])

@@ -17,7 +17,7 @@ _QUANTITIES: dict[str, tuple[str, Unit, bool]] = {
     "step_s": ("step", "s", False),
     "mfu": ("MFU", "share", True),
     "peak_memory": ("peak memory", "B", False),
-    "time_to_steps": ("time to the first steps", "s", False),
+    "time_to_steps": ("time to N steps", "s", False),
     "loss": ("loss after these steps", "loss", False),
     "accuracy": ("accuracy after these steps", "share", True),
 }
@@ -54,13 +54,18 @@ class WaySamples:
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows are about. limit: of fp32 matrix products in FLOP/s; None if it is not stored."""
+    """What rows are about.
+
+    limit: of fp32 matrix products in FLOP/s; None if there is none that can be used, with the
+    reason in no_limit.
+    """
 
     workload: FrameworkWorkload
     way: str
     device: str
     num_threads: int
     limit: float | None = None
+    no_limit: str | None = None
 
     def row(
         self,
@@ -73,7 +78,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         text, unit, is_higher_better = _QUANTITIES[quantity]
         kind = self.device.partition(":")[0]
         return BenchRow(
-            id=f"run/{self.workload.name}/{self.way}/{kind}/{quantity}",
+            id=f"frameworks/{self.workload.name}/{self.way}/{kind}/{quantity}",
             label=f"{self.workload.name}, {self.way} on {self.device}: {text}",
             unit=unit,
             samples=samples,
@@ -138,7 +143,7 @@ def _mfu(
     if flops is None:
         return subject.row("mfu", (), batch, "FLOPs not counted")
     if subject.limit is None:
-        reason = "no limits of this device are stored: run `flatout bench limits`"
+        reason = subject.no_limit or "the stored limits have no matrix product in fp32"
         return subject.row("mfu", (), batch, reason)
     limit = subject.limit
     return subject.row("mfu", tuple(flops / one / limit for one in step_s), batch)

@@ -8,12 +8,12 @@ from statistics import median
 
 import msgspec
 
-from flatout.bench.api import known_limit, known_limits
+from flatout.bench.api import known_limit, usable_limits
 from flatout.bench.framework_programs import ProgramResult, Way, run_program
 from flatout.bench.framework_rows import FrameworkWorkload, Subject, WaySamples, way_rows
 from flatout.bench.limits import Doing, error_from
 from flatout.errors import RunFailed
-from flatout.schema.bench import BenchRow
+from flatout.schema.bench import BenchFile, BenchRow
 from flatout.schema.framework_protocol import (
     AnyDataReply,
     FrameworkData,
@@ -69,7 +69,7 @@ class FrameworksRequest(msgspec.Struct, frozen=True, kw_only=True):
             "effort": "quick" if self.is_quick else "full",
             # Not where they are.
             "frameworks": ",".join(self.frameworks),
-            "processes": str(self.num_processes),
+            "num_processes": str(self.num_processes),
             "num_blocks": str(num_blocks),
             "block_s": f"{block_s:g}",
         }
@@ -121,13 +121,14 @@ class Turns:
 
     def subject(self, way: str) -> Subject:
         """What the rows of a way are about."""
-        limits = known_limits(self._machine, self._request.device)
+        limits = usable_limits(self._machine, self._request.device)
         return Subject(
             workload=self._workload,
             way=way,
             device=self._request.device,
             num_threads=num_threads_of(self._machine),
-            limit=known_limit(limits, _LIMIT) if limits is not None else None,
+            limit=known_limit(limits, _LIMIT) if isinstance(limits, BenchFile) else None,
+            no_limit=limits if isinstance(limits, str) else None,
         )
 
     def _choose(self, ways: Sequence[Way], data: FrameworkData) -> Iterator[Doing | BenchRow]:

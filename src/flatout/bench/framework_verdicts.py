@@ -62,8 +62,8 @@ def speed_ratio(first: BenchRow | None, second: BenchRow, file: BenchFile) -> In
     """How many times as fast the second is, with its interval; None unless both were measured."""
     if first is None or not first.samples or not second.samples:
         return None
-    processes = int(file.settings.get("processes", "0"))
-    return ratio_of_medians(first.samples, second.samples, (processes, processes)).ratio
+    processes = (file.num_processes, file.num_processes)
+    return ratio_of_medians(first.samples, second.samples, processes).ratio
 
 
 def warnings_of_results(rows: Sequence[BenchRow]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.bench import BenchFile, BenchRow, DeviceState
 from flatout.schema.finding import Finding
 from flatout.schema.limits_protocol import (
+    PINNED,
     AllReduceRequest,
     AnyRoofReply,
     Measured,
@@ -106,7 +107,7 @@ def measure_limits(
     load = watch.load()
     ended = device_state(uuid, load.other_cpus if load else None)
     name = ready.name or machine.cpu.name or ""
-    settings = {"device": device, "name": name, "processes": str(effort.num_processes)}
+    settings = {"device": device, "name": name}
     yield BenchFile(
         kind="limits",
         flatout=flatout.__version__,
@@ -217,13 +218,22 @@ def uuid_of(machine: Machine, device: str) -> str | None:
 
 
 def _roof_replies(python: str, request: RoofRequest) -> Iterator[Ready | Measuring | Measured]:
+    is_pinning = False
     with JsonProcess(python, _ROOFS) as process:
         try:
             for reply in process.ask(request, AnyRoofReply):
                 if isinstance(reply, ProcessFailed):
                     raise error_from(reply.finding, reply.exit_code, reply.printed)
+                is_pinning = isinstance(reply, Measuring) and reply.what == PINNED
                 yield reply
         except ProcessEnded as ended:
+            if is_pinning:
+                # The system may end who pins much; everything else has been measured.
+                reason = f"the measuring process {ending_text(ended.exit_code)} while it pinned"
+                yield Measured(row=BenchRow(
+                    id="limits/pinned", label="pinned memory, at most", unit="B", unread=reason,
+                ))  # fmt: skip
+                return
             raise RunFailed(
                 "bench-worker-died",
                 "the measuring process exited unexpectedly.",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 import flatout
-from flatout.bench.api import known_limits, resolved_device
-from flatout.bench.limits import Doing, is_busy, other_cpus_now, uuid_of, warnings_of
+from flatout.bench.api import known_limit, resolved_device, usable_limits
+from flatout.bench.limits import Doing, other_cpus_now, uuid_of, warnings_of
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN, RunEffort
-from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Limits, Series, median_of, rows_of
+from flatout.bench.run_rows import Limits, Series, rows_of
 from flatout.compat.torch_needed import require_torch
-from flatout.errors import UsageError
+from flatout.errors import UsageError, nearest
 from flatout.schema.bench import BenchFile, DeviceState
 from flatout.schema.machine import Machine
 from flatout.schema.predict_protocol import ProcessFailed
@@ -90,12 +89,10 @@ def chosen_workloads(names: Sequence[str]) -> list[Workload]:
     """
     for name in names:
         if name not in WORKLOADS:
-            near = get_close_matches(name, WORKLOADS, 1, 0.5)
             raise UsageError(
                 "unknown-workload",
                 f"there is no workload `{name}`.",
-                because=f"the workloads are {', '.join(WORKLOADS)}",
-                fix=f"flatout bench run {near[0] if near else 'mlp'}",
+                fix=nearest(name, WORKLOADS),
             )
     return [WORKLOADS[name] for name in dict.fromkeys(names or WORKLOADS)]
 
@@ -297,11 +294,8 @@ class Measurement:
 
     def _limits(self, device: str) -> Limits | str:
         """Matrix products by dtype, as `flatout bench limits` has measured them, or why not."""
-        limits = known_limits(self._machine, device)
-        if limits is None:
-            return NO_LIMITS
-        # Too low: a step on a quiet machine would be beyond them.
-        if device == "cpu" and is_busy(limits):
-            return BUSY_LIMITS
-        medians = {one: median_of(limits.rows, f"limits/matmul/{one}") for one in _DTYPES}
+        limits = usable_limits(self._machine, device)
+        if isinstance(limits, str):
+            return limits
+        medians = {one: known_limit(limits, f"limits/matmul/{one}") for one in _DTYPES}
         return {dtype: limit for dtype, limit in medians.items() if limit is not None}

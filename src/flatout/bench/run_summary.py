@@ -82,7 +82,7 @@ def verdict_of(ratio: Interval, file: BenchFile) -> Verdict:
 
 def _least_difference(file: BenchFile) -> float:
     """Intervals know how processes differ if there are several of each."""
-    if file.settings.get("num_processes") != "1":
+    if file.num_processes != 1:
         return LEAST_DIFFERENCE
     return _LEAST_ALONE_BUSY if is_busy(file) else _LEAST_ALONE
 
@@ -107,10 +107,10 @@ def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
 
 def _verdict_text(verdict: Verdict, ratio: Interval, cpu: str) -> str:
     if verdict == "slower":
-        return f"use the CPU: {cpu} are {1 / ratio.middle:.3g} times as fast as the GPU"
+        return f"use the CPU ({cpu}): it is {1 / ratio.middle:.3g} times as fast as the GPU"
     if verdict == "faster":
         return f"the GPU is {ratio.middle:.3g} times as fast as {cpu}"
-    return f"cannot tell whether the GPU or {cpu} are faster"
+    return f"cannot tell whether the GPU is faster than {cpu}"
 
 
 def _batches_text(cpu: BenchRow, gpu: BenchRow) -> str:
@@ -125,6 +125,5 @@ def _ratio(first: BenchRow | None, second: BenchRow | None, file: BenchFile) -> 
     pair: tuple[Sequence[float], Sequence[float]] = (first.samples, second.samples)
     if min(map(len, pair)) < LEAST_SAMPLES or min(*first.samples, *second.samples) <= 0:
         return None
-    number = file.settings.get("num_processes", "")
-    processes = int(number) if number.isdecimal() and len(number) < 6 else 0
-    return ratio_of_medians(*pair, processes=(processes, processes)).ratio
+    processes = (file.num_processes, file.num_processes)
+    return ratio_of_medians(*pair, processes=processes).ratio

@@ -17,7 +17,7 @@ from flatout.bench.slow_response import Response, paired_ratio, response
 from flatout.bench.slow_words import words_of
 from flatout.bench.statistics import median_interval
 from flatout.compat.torch_needed import require_torch
-from flatout.errors import RunFailed
+from flatout.errors import RunFailed, UsageError
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.slow_host import (
     AnySlowReply,
@@ -103,6 +103,12 @@ def slow_host(command: SlowHostCommand) -> Iterator[Doing | SlowHostReport]:
     """
     [workload] = chosen_workloads([command.workload])
     names = device_names(command.device)
+    if len(names) > 1:
+        raise UsageError(
+            "bad-device",
+            f"`--device {command.device}` is more than one device.",
+            fix="use auto, cpu, cuda or cuda:1; run the command once for each device",
+        )
     python, version = resolve_with_flatout(command.python, command.env)
     machine = probe(LocalSystem(), python)
     require_torch(machine, version)

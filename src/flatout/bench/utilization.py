@@ -6,6 +6,8 @@ utilization. There, the whole is the maker's peak; here, it is what matrix produ
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout.bench.api import known_limit, known_limits
 from flatout.bench.limits import is_busy
 from flatout.schema.run import Run, Utilization
@@ -26,14 +28,10 @@ def utilization(run: Run, samples_per_s: float | None) -> Utilization | None:
     if machine is None or (device == "cpu" and num_ranks > 1):
         return found
     limits = known_limits(machine, device)
-    limit = known_limit(limits, f"limits/matmul/{precision}") if limits is not None else None
-    if limits is None or limit is None:
+    if limits is None:
+        return msgspec.structs.replace(found, are_limits_missing=True)
+    limit = known_limit(limits, f"limits/matmul/{precision}")
+    if limit is None:
         return found
     share = found.flops_per_s / (limit * num_ranks)
-    return Utilization(
-        samples_per_s=samples_per_s,
-        flops_per_s=found.flops_per_s,
-        precision=precision,
-        share=share,
-        is_limit_doubtful=is_busy(limits),
-    )
+    return msgspec.structs.replace(found, share=share, is_limit_doubtful=is_busy(limits))

@@ -11,8 +11,9 @@ from flatout.schema.machine import Machine
 BENCH_VERSION = 1
 # base units; `/` separates. No prefixes: 1.2e12, not 1.2 T.
 Unit = Literal[
-    "flop/s", "B/s", "s", "B", "samples/s", "tokens/s", "J/sample", "share", "file/s", "loss"
-]
+    "flop/s", "op/s", "B/s", "s", "B", "samples/s", "tokens/s", "J/sample", "share", "file/s",
+    "loss",
+]  # fmt: skip
 
 
 class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +73,9 @@ class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
     ended: DeviceState
     rows: tuple[BenchRow, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that measured each row; 0 if the settings, which may hold anything, lack it."""
+        text = self.settings.get("num_processes", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0

@@ -7,6 +7,9 @@ import msgspec
 from flatout.schema.bench import BenchRow
 from flatout.schema.predict_protocol import ProcessFailed, Reply
 
+# What `Measuring` says of the pinned memory, which can end the process.
+PINNED = "pinned memory"
+
 
 class RoofRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one process measures.

@@ -87,7 +87,8 @@ class Utilization(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what a machine can do a training does.
 
     samples_per_s: of all ranks. share: of the limit of matrix products in this precision (MFU);
-    None if no limits are stored for this machine, device and torch.
+    None if it is not stored for this machine, device and torch.
+    are_limits_missing: measuring them would give the share.
     is_limit_doubtful: it was measured while other programs ran, and may be higher.
     """
 
@@ -95,6 +96,7 @@ class Utilization(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_s: float
     precision: str
     share: float | None = None
+    are_limits_missing: bool = False
     is_limit_doubtful: bool = False
 
 

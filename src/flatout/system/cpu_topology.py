@@ -1,8 +1,9 @@
-"""The CPUs of this process that share a core, by the kernel's files."""
+"""The CPUs of this process that share a core, and their caches, by the kernel's files."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,9 @@ from flatout.schema.cpu_topology import LogicalCpu, Topology
 # By the kernel's scale the fastest core has 1024. A rough line: efficiency cores have up to about
 # half of that, cores of a middle size more. What is chosen by it is measured before it is used.
 _PERFORMANCE_SHARE = 0.6
+# Of one CPU; those in use have four or five.
+_MOST_CACHES = 8
+_CACHE_UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
 def read_topology() -> Topology:
@@ -43,6 +47,32 @@ def parse_topology(usable: Iterable[int], read: Callable[[str], str | None]) -> 
     if len(cpus) < len(indices):
         return Topology(problem="/sys does not show which CPUs share a core")
     return Topology(cpus=cpus)
+
+
+def last_cache_bytes() -> int:
+    """The last caches of the CPUs of this process, together; 0 where they are unknown."""
+    if sys.platform != "linux":
+        return 0
+    return parse_last_caches(os.sched_getaffinity(0), _text)
+
+
+def parse_last_caches(usable: Iterable[int], read: Callable[[str], str | None]) -> int:
+    """The bytes of the last caches of these CPUs, each once; see parse_topology."""
+    last: dict[tuple[str, str], int] = {}
+    for index in sorted(usable):
+        caches = []
+        for number in range(_MOST_CACHES):
+            names = ("level", "size", "shared_cpu_list")
+            folder = f"system/cpu/cpu{index}/cache/index{number}"
+            level, size, shared = (read(f"{folder}/{name}") for name in names)
+            found = re.fullmatch(r"([0-9]+)([KM]?)\s*", size or "")
+            if level is not None and shared is not None and found is not None:
+                num_bytes = int(found[1]) * _CACHE_UNITS[found[2]]
+                caches.append((level.strip(), shared.strip(), num_bytes))
+        if caches:
+            level, shared, num_bytes = max(caches)
+            last[level, shared] = num_bytes
+    return sum(last.values())
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -35,7 +35,7 @@ _COMPILERS = {"win32": "cl", "darwin": "clang++"}
 _NAMES = "FLATOUT_ADDED"
 
 # It decides which GPU is which; all the others are about speed.
-_NOT_ABOUT_SPEED = "CUDA_DEVICE_ORDER"
+_GPU_ORDER = "CUDA_DEVICE_ORDER"
 
 
 def worker_environment() -> dict[str, str]:
@@ -120,8 +120,10 @@ def shell_variables() -> dict[str, str]:
 
 def plain_environment() -> dict[str, str]:
     """The environment of the user's own loop."""
-    added = set(os.environ.get(_NAMES, "").split(",")) - {_NOT_ABOUT_SPEED}
-    return {name: value for name, value in os.environ.items() if name not in added}
+    added = set(os.environ.get(_NAMES, "").split(",")) - {_GPU_ORDER}
+    own = {name: value for name, value in os.environ.items() if name not in added}
+    # Otherwise cuda:0 may be another GPU than the one that flatout's worker trains on.
+    return {_GPU_ORDER: _ADDED[_GPU_ORDER], **own}
 
 
 def head_address(engine: str) -> str | None:

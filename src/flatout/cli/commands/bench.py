@@ -58,10 +58,15 @@ def limits(
     Matrix products by dtype, memory, copies, launches, all-reduce, disks and process starts, beside
     the maker's peaks. The result is stored, and shown again the next time.
     """
+    from pathlib import Path
+
     from flatout.bench import api as bench_api
+    from flatout.bench.report import check_writable
     from flatout.cli.render import show
     from flatout.cli.render.show_bench import LimitsProgress, print_limits
 
+    if out is not None:
+        check_writable(Path(out).expanduser(), "--out")
     request = bench_api.LimitsRequest(
         device=device, is_quick=is_quick, is_again=is_again, out=out, **interpreter
     )

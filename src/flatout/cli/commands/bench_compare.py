@@ -28,10 +28,10 @@ def compare(
     from flatout.bench import report, table_texts
     from flatout.cli.render import show, show_bench_comparison
 
-    loaded = bench_compare.load([Path(file) for file in files])
+    loaded = bench_compare.load([Path(file).expanduser() for file in files])
     comparison = bench_compare.compare(loaded)
     if html is not None:
-        report.write_report(Path(html), loaded, comparison)
+        report.write_report(Path(html).expanduser(), loaded, comparison)
     if is_json:
         show.print_json(comparison)
     elif is_markdown or is_csv:

@@ -32,7 +32,8 @@ def platforms(files: tuple[str, ...], html: str | None, is_json: bool) -> None:
             show_platforms.print_plan(plan)
         return
     report = bench_platforms.joined(
-        [Path(file) for file in files], None if html is None else Path(html)
+        [Path(file).expanduser() for file in files],
+        None if html is None else Path(html).expanduser(),
     )
     if is_json:
         show.print_json(report)

@@ -188,7 +188,7 @@ def print_run(
     if failure is not None:
         print_finding(failure, console)
     _print_facts(console, run, checkpoints)
-    if run.utilization is not None and run.utilization.share is None:
+    if run.utilization is not None and run.utilization.are_limits_missing:
         text = "its share of what this machine can do (MFU): flatout bench limits"
         console.print(Text(f"{'':<{_LABEL_WIDTH}}{text}", "dim"), soft_wrap=True)
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):

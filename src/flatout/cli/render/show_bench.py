@@ -12,9 +12,15 @@ from flatout.bench.limits import Doing, is_busy
 from flatout.bench.statistics import drift, outliers
 from flatout.cli.render import show
 from flatout.cli.render.wording import DOT, home_text, machine_text
-from flatout.schema.bench import BenchRow
+from flatout.schema.bench import BenchFile, BenchRow
 from flatout.schema.tuning import Interval
-from flatout.schema.units import count_text, noun_text, percent_text, quantity_text
+from flatout.schema.units import (
+    PREFIXED_UNITS,
+    count_text,
+    noun_text,
+    percent_text,
+    quantity_text,
+)
 
 _VALUE_WIDTH, _INTERVAL_WIDTH = 14, 20
 _SAMPLES_FOR_OUTLIERS = 5
@@ -74,7 +80,7 @@ def print_limits(limits: bench_api.Limits) -> None:
         if group not in (None, _group(row)):
             console.print()
         group = _group(row)
-        console.print(Text(_row_line(row, width, is_busy(file)).rstrip()), soft_wrap=True)
+        console.print(Text(_row_line(row, width, file).rstrip()), soft_wrap=True)
     console.print()
     show.print_lines(console, list(_closing_lines(limits)))
 
@@ -96,8 +102,8 @@ def _head_lines(limits: bench_api.Limits) -> list[tuple[str, str]]:
     return [*lines, ("measured", how if limits.is_new else f"{how}{DOT}again: --again")]
 
 
-def _row_line(row: BenchRow, width: int, is_busy: bool) -> str:
-    interval = bench_api.interval_of(row, is_busy=is_busy)
+def _row_line(row: BenchRow, width: int, file: BenchFile) -> str:
+    interval = bench_api.interval_of(row, is_busy=is_busy(file), num_processes=file.num_processes)
     middle = interval.middle if interval else row.samples[0]
     value = quantity_text(middle, row.unit)
     spread = interval_text(interval, row.unit) if interval else "measured once"
@@ -112,12 +118,14 @@ def interval_text(interval: Interval, unit: str) -> str:
     of_middle = quantity_text(interval.middle, unit).partition(" ")[2]
     if low[2] == high[2] == of_middle:
         return f"[{low[0]}, {high[0]}]"
-    return "[{}, {}]".format(*(text.replace("flop/s", "").replace("B/s", "") for text in texts))
+    name = PREFIXED_UNITS.get(unit, "")
+    return "[{}, {}]".format(*(text.removesuffix(name) for text in texts))
 
 
 def _short(row: BenchRow) -> str:
     assert row.vendor is not None
-    return quantity_text(row.vendor, row.unit).removesuffix("flop/s").removesuffix("B/s").strip()
+    name = PREFIXED_UNITS.get(row.unit, "")
+    return quantity_text(row.vendor, row.unit).removesuffix(name).strip()
 
 
 def _group(row: BenchRow) -> str:

@@ -24,8 +24,7 @@ from flatout.schema.units import counted_text, percent_text, quantity_text
 def print_frameworks(file: BenchFile, *, out: str | None, html: str | None) -> None:
     """A table for each workload, a line per way to train; then recipes, doubts and files."""
     console = show.make_console()
-    processes = file.settings.get("processes", "1")
-    counted = counted_text(int(processes), "process", "processes")
+    counted = counted_text(file.num_processes, "process", "processes")
     how = f"{file.settings.get('effort', '')}, {counted} of each way, in turns"
     show.print_lines(console, [("machine", machine_text(file.machine)), ("measured", how)])
     agreed = agreements(file.rows)
@@ -77,7 +76,7 @@ def _print_workload(
 def _value(row: BenchRow | None, file: BenchFile, *, is_short: bool = False) -> str:
     if row is None or not row.samples:
         return "n/a"
-    interval = interval_of(row, is_busy=is_busy(file))
+    interval = interval_of(row, is_busy=is_busy(file), num_processes=file.num_processes)
     if interval is None:
         return quantity_text(row.samples[0], row.unit)
     text = quantity_text(interval.middle, row.unit)

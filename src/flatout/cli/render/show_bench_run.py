@@ -23,7 +23,7 @@ from flatout.schema.units import count_text, quantity_text
 _QUANTITIES = {
     "samples_per_s": "speed", "tokens_per_s": "speed", "step_s": "step", "mfu": "MFU",
     "peak_memory": "peak memory", "energy": "energy", "data_wait_share": "waiting for data",
-    "host_share": "host's share", "time_to_steps": "{} steps after", "loss": "loss then",
+    "host_share": "host share", "time_to_steps": "{} steps after", "loss": "loss then",
     "accuracy": "accuracy then",
 }  # fmt: skip
 
@@ -79,7 +79,9 @@ def _value(name: str, row: BenchRow | None, file: BenchFile) -> str:
     if row is None or not row.samples:
         return "n/a" if row is not None else ""
     text = quantity_text(median(row.samples), row.unit).removesuffix(" loss")
-    interval = interval_of(row, is_busy=is_busy(file)) if name == "step_s" else None
+    if name != "step_s":
+        return text
+    interval = interval_of(row, is_busy=is_busy(file), num_processes=file.num_processes)
     return f"{text} {interval_text(interval, row.unit)}" if interval is not None else text
 
 

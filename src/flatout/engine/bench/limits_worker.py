@@ -16,7 +16,7 @@ from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.errors import FlatoutError
 from flatout.schema.bench import BenchRow
 from flatout.schema.finding import finding_from, internal_error
-from flatout.schema.limits_protocol import Measured, Measuring, Ready, RoofRequest
+from flatout.schema.limits_protocol import PINNED, Measured, Measuring, Ready, RoofRequest
 from flatout.schema.predict_protocol import ProcessFailed, Reply
 from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
@@ -67,7 +67,7 @@ def replies(request: RoofRequest) -> Iterator[Reply]:
     yield Measuring(what="DataLoader start")
     yield Measured(row=loader_start(_NUM_LOADER_STARTS))
     if request.is_last:
-        yield Measuring(what="pinned memory")
+        yield Measuring(what=PINNED)
         yield Measured(row=pinned_limit(device))
 
 

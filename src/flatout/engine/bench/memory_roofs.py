@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import psutil
 import torch
 from torch import Tensor
 
 from flatout.engine.bench.blocks import Roof, failure_text, unread_row
 from flatout.engine.bench.waiting import wait_for
 from flatout.schema.bench import BenchRow
+from flatout.system.cpu_topology import last_cache_bytes
+from flatout.system.free_memory import free_memory_bytes
 
-# STREAM asks for arrays of four times the last cache. No CPU's or GPU's share of it is larger
-# than 64 MiB for the cores of one small machine; a large server's is, but so is its memory.
+# STREAM asks for arrays of four times the last caches together.
 # Source: https://www.cs.virginia.edu/stream/ref.html
+_NUM_CACHES = 4
+# Where the caches are smaller or unknown; no GPU has one of more than 128 MiB.
 _ARRAY_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 _MOST_MEMORY = 1 / 8
 _COPY_BYTES = 64 * 2**20
@@ -45,12 +47,12 @@ def memory_roofs(device: torch.device) -> list[Roof]:
 
 
 def _array_bytes(device: torch.device) -> int:
-    free = (
-        torch.cuda.mem_get_info(device)[0]
-        if device.type == "cuda"
-        else psutil.virtual_memory().available
-    )
-    return min(_ARRAY_BYTES[device.type], int(free * _MOST_MEMORY) // 4 * 4)
+    if device.type == "cuda":
+        free, most = torch.cuda.mem_get_info(device)[0], _ARRAY_BYTES["cuda"]
+    else:
+        free = free_memory_bytes()
+        most = max(_ARRAY_BYTES["cpu"], _NUM_CACHES * last_cache_bytes())
+    return min(most, int(free * _MOST_MEMORY)) // 4 * 4
 
 
 _COPIES = (
@@ -143,7 +145,7 @@ def pinned_limit(device: torch.device) -> BenchRow:
     id, label = "limits/pinned", "pinned memory, at most"
     if device.type == "cpu":
         return unread_row(id, label, "B", _NO_GPU)
-    most = min(_MOST_PINNED_BYTES, psutil.virtual_memory().available // 2)
+    most = min(_MOST_PINNED_BYTES, free_memory_bytes() // 2)
     return pinned_row(_pinned_blocks(), most)
 
 
