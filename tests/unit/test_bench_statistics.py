@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from flatout.bench.statistics import (
     median_interval,
     outliers,
     ratio_of_medians,
+    t_quantile,
 )
 from flatout.schema.tuning import Interval
 
@@ -123,3 +125,14 @@ def test_mean_ratio_is_as_wide_as_if_all_were_wrong_alike() -> None:
     one = Interval(middle=2.0, low=1.0, high=4.0)
     found = mean_ratio([one, one])
     assert [round(end, 9) for end in (found.low, found.middle, found.high)] == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("share", "freedom", "expected"),
+    [
+        (0.95, 1, 6.3138), (0.95, 2, 2.9200), (0.95, 3, 2.3534), (0.95, 4, 2.1318),
+        (0.95, 30, 1.6973), (0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.975, 4, 2.7764),
+    ],
+)  # fmt: skip
+def test_t_quantile_is_that_of_the_tables(share: float, freedom: int, expected: float) -> None:
+    assert t_quantile(share, freedom) == pytest.approx(expected, rel=4e-3)

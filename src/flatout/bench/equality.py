@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-_Z = 1.6448536269514722
+from flatout.bench.statistics import t_quantile
 
 Verdict = Literal["equal", "different", "cannot tell"]
 
@@ -43,7 +43,7 @@ def equality(first: Sequence[float], second: Sequence[float], tolerance: float) 
     mean = fmean(pairs)
     reach = math.inf
     if len(pairs) > 1:
-        reach = t_quantile(len(pairs) - 1) * stdev(pairs) / math.sqrt(len(pairs))
+        reach = t_quantile(0.95, len(pairs) - 1) * stdev(pairs) / math.sqrt(len(pairs))
     low, high = mean - reach, mean + reach
     verdict: Verdict = "cannot tell"
     if -tolerance < low and high < tolerance:
@@ -58,22 +58,4 @@ def equality(first: Sequence[float], second: Sequence[float], tolerance: float) 
         tolerance=tolerance,
         num_seeds=len(pairs),
         verdict=verdict,
-    )
-
-
-def t_quantile(freedom: int) -> float:
-    """The 95 % quantile of Student's t.
-
-    Source: exact for 1 and 2 degrees of freedom; else Abramowitz and Stegun (1964), 26.7.5.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * 0.45)
-    if freedom == 2:
-        return 0.9 * math.sqrt(2 / (4 * 0.95 * 0.05))
-    z = _Z
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )

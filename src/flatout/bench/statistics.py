@@ -10,7 +10,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean, median, quantiles
+from statistics import NormalDist, fmean, median, quantiles
 
 import msgspec
 
@@ -120,7 +120,7 @@ def dependence_factor(samples: Sequence[float], num_processes: int = 0) -> float
         alike = _likeness_in_processes(_ranks(samples), size)
         alike = min(max(alike, 0.0), 1.0)
         # The more alike, the more the number of processes is what counts, not that of samples.
-        few = 1 + alike * (_t_quantile(2 * num_processes - 2) / _Z - 1)
+        few = 1 + alike * (t_quantile(0.975, 2 * num_processes - 2) / _Z - 1)
         return math.sqrt(1 + (size - 1) * alike) * few
     if len(samples) < _LEAST_FOR_DRIFT:
         return 1.0
@@ -132,14 +132,22 @@ def dependence_factor(samples: Sequence[float], num_processes: int = 0) -> float
     return math.sqrt((1 + alike) / (1 - alike))
 
 
-def _t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t.
+def t_quantile(share: float, freedom: int) -> float:
+    """The value below which Student's t is with this share, such as 0.975.
 
-    Source: Abramowitz and Stegun (1964), 26.7.5, to the second order.
+    Source: exact for 1 and 2 degrees of freedom; else Abramowitz and Stegun (1964), 26.7.5.
     """
-    first = (_Z**3 + _Z) / 4
-    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    return _Z + first / freedom + second / freedom**2
+    if freedom == 1:
+        return math.tan(math.pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) * math.sqrt(2 / (4 * share * (1 - share)))
+    z = NormalDist().inv_cdf(share)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
 
 
 def _likeness_in_processes(values: Sequence[float], size: int) -> float:

@@ -12,6 +12,8 @@ _UNITS = {
 }  # fmt: skip
 
 
+# By the unit of a bench row. Operations on integers are no FLOPs.
+PREFIXED_UNITS = {"flop/s": "FLOP/s", "op/s": "OP/s", "B/s": "B/s"}
 # A thousand years: what is longer was not measured, but damaged.
 _LONGEST_S = 3.2e10
 
@@ -78,15 +80,15 @@ def rate_text(per_second: float, unit: str = "samples") -> str:
 
 
 def quantity_text(value: float, unit: str) -> str:
-    """A measured value of a bench row: (1.2e12, "flop/s") -> "1.2 Tflop/s"."""
+    """A measured value of a bench row: (1.2e12, "flop/s") -> "1.2 TFLOP/s"."""
     if unit == "s":
         return seconds_text(value)
     if unit == "B":
         return bytes_text(value)
     if unit == "share":
         return percent_text(value)
-    if unit in ("flop/s", "B/s"):
-        return f"{_prefixed(value)}{unit}"
+    if unit in PREFIXED_UNITS:
+        return f"{_prefixed(value)}{PREFIXED_UNITS[unit]}"
     if unit.endswith("/s"):
         return rate_text(value, unit.removesuffix("/s"))
     return f"{value:.4g} {unit}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from flatout.engine.bench.blocks import Roof, failure_text, unread_row
 from flatout.engine.bench.waiting import wait_for
 from flatout.engine.model.precision import set_matmul_precision
-from flatout.schema.bench import BenchRow
+from flatout.schema.bench import BenchRow, Unit
 from flatout.system.clock import elapsed_s
 
 Kind = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "float8", "int8"]
@@ -51,22 +51,21 @@ def product_roof(
         sizes: those that an earlier process has chosen.
     """
     id, label = f"limits/matmul/{kind}", f"matrix product {_NAMES.get(kind, kind)}"
+    unit: Unit = "op/s" if kind == "int8" else "flop/s"
     is_gpu = device.type == "cuda"
     reason = not_here(kind, torch.cuda.get_device_capability(device) if is_gpu else None)
     if reason is not None:
-        return unread_row(id, label, "flop/s", reason)
+        return unread_row(id, label, unit, reason)
     try:
         size = sizes.get(id) or _fastest_size(kind, device, call_s)
         run = _product(kind, device, size)
     # Not implemented for this dtype, out of memory, no kernel for this GPU: torch's own words.
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        return unread_row(id, label, "flop/s", failure_text(error))
+        return unread_row(id, label, unit, failure_text(error))
     conditions = {"size": str(size)}
     if kind == "float8" and is_gpu:
         conditions["accumulation"] = "fast"
-    return Roof(
-        id=id, label=label, unit="flop/s", run=run, work=2.0 * size**3, conditions=conditions
-    )
+    return Roof(id=id, label=label, unit=unit, run=run, work=2.0 * size**3, conditions=conditions)
 
 
 def not_here(kind: Kind, capability: tuple[int, int] | None) -> str | None:

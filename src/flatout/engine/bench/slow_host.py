@@ -29,7 +29,7 @@ from flatout.system.json_process import JsonStdio
 
 _NUM_WARM_UPS = 3
 # These give memory or another view of it, and start nothing on the device.
-_ALLOCATIONS = ("empty", "new_empty", "_to_copy.empty", "lift_fresh", "_local_scalar_dense")
+_ALLOCATIONS = ("empty", "new_empty", "lift_fresh", "_local_scalar_dense")
 
 
 class SlowOperators(TorchDispatchMode):
@@ -59,13 +59,15 @@ class SlowOperators(TorchDispatchMode):
 class SlowLoader(StepTimer):
     """Waits whenever the plain loop has got a batch: as if it had come later."""
 
-    delay_s = 0.0
-    clock: Callable[[], float] = elapsed_s
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        super().__init__(device)
+        self._clock = clock
+        self.delay_s = 0.0
 
     def mark(self, part: str) -> None:
         """Called by the loop at the end of each part of a step."""
         if part == "data":
-            wait_busily(self.delay_s, self.clock)
+            wait_busily(self.delay_s, self._clock)
 
 
 def launches(operator: Any) -> bool:
@@ -98,8 +100,7 @@ class SlowLoop:
         self.data = subject.data
         # On a CPU, the time of this thread is measured, so delays are of the same kind.
         clock = thread_s if self.device.type == "cpu" else elapsed_s
-        self._loader = SlowLoader(self.device)
-        self._loader.clock = clock
+        self._loader = SlowLoader(self.device, clock)
         self._operators = SlowOperators(clock)
         self._loop: TimedLoop = builder.plain(timer=self._loader)
 
