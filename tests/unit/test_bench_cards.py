@@ -29,7 +29,7 @@ def run_file(
     prefix = f"run/resnet50/flatout/{device}"
     conditions = {
         "dtype": "bf16", "flops_per_step": "6.3e12", "parameters": "25.6e6", "batch_size": "256",
-        "samples_per_step": "256", "device": device, **conditions,
+        "samples_per_step": "256", "device": device, "size": "224 x 224 pixels", **conditions,
     }  # fmt: skip
 
     def row(name: str, unit: Any, value: float) -> BenchRow:
@@ -171,6 +171,41 @@ def test_unknown_card_without_limits_is_predicted_from_flops_only(tmp_path: Path
     assert "no peaks are known of NVIDIA GeForce RTX 3070 Laptop GPU" in found.how
 
 
+def test_network_of_another_size_is_predicted_as_any_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published, small = (
+        report(tmp_path, run_file(device="cpu", size=size))
+        for size in ("224 x 224 pixels", "64 x 64 pixels")
+    )
+    assert "of resnet50" in published.how and "of all models" in small.how
+    assert not any("not the published" in note for note in published.notes)
+    assert any("not the published resnet50 (64 x 64 pixels)" in note for note in small.notes)
+    print_cards(small)
+    assert "resnet50 · 64 x 64 pixels · batch 256" in capsys.readouterr().out
+
+
+def test_measured_limits_of_the_same_gpu_widen_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        BenchRow(id=id, label="", unit="flop/s", samples=(value,))
+        for id, value in (("limits/matmul/bf16", 2e14), ("limits/memory/triad", 1.5e12))
+    ]
+    limits = msgspec.structs.replace(run_file(), kind="limits", rows=tuple(rows))
+    asked = []
+
+    def known_limits(machine: Machine, device: str) -> BenchFile:
+        asked.append(device)
+        return limits
+
+    monkeypatch.setattr(cards.bench_api, "known_limits", known_limits)
+    known, unknown = (report(tmp_path, run_file(card=name)) for name in (A100, "a card"))
+    assert asked == ["cuda"] and "measured limits" in unknown.how
+    assert unknown.error == pytest.approx(known.error / card_model.LEAST_SHARE_OF_PEAK)
+    assert any("shown too fast" in note for note in unknown.notes)
+
+
 def test_several_gpus_and_prices(tmp_path: Path) -> None:
     found = report(
         tmp_path, run_file(), num_devices=(1, 8), prices=("H100 SXM=2", "p5.48xlarge=55.04")
@@ -207,9 +242,8 @@ def test_step_of_a_hostile_file_has_no_card() -> None:
             msgspec.structs.replace(row, conditions={**row.conditions, "device": device})
             for row in file.rows
         ]
-        assert (
-            measured_step(msgspec.structs.replace(file, rows=tuple(rows)), "resnet50").card is None
-        )
+        step = measured_step(msgspec.structs.replace(file, rows=tuple(rows)), "resnet50")
+        assert step.card is None and step.device_name in ("cuda", "cuda:99")
 
 
 # Prices.

@@ -25,6 +25,9 @@ from flatout.schema.tuning import Interval
 
 # Of public figures, so many are inside the intervals.
 COVERED = 0.9
+# Of its maker's peak, a card reaches as much or more in matrix products: an A100 200 to 300 of
+# 312 TFLOP/s. Source: stas00/ml-engineering, "Maximum Achievable FLOPS" (an estimate).
+LEAST_SHARE_OF_PEAK = 0.65
 # A step that short is made of launches: some hundred, each of some microseconds.
 LEAST_STEP_S = 1e-3
 # Ranks exchange gradients in fp32.
@@ -83,18 +86,19 @@ def widened(middle: float, error: float) -> Interval:
 
 
 @functools.cache
-def transfer_error(workload: str) -> float:
+def transfer_error(workload: str | None) -> float:
     """The factor that predictions from card to card were wrong by, at most, in 9 of 10 cases.
 
-    Of this workload's public figures; without any, the largest of all workloads: what limits
-    another program is not known.
+    Of this workload's public figures; without any, or without a workload, the largest of all
+    workloads: what limits another program is not known.
     """
     errors = pair_errors([one for one in shipped_series() if not one.is_held_out])
     factors = {
         name: factor_of([one for one in errors if one.workload == name])
         for name in {one.workload for one in errors}
     }
-    return factors.get(workload, max(factors.values()))
+    worst = max(factors.values())
+    return worst if workload is None else factors.get(workload, worst)
 
 
 def factor_of(errors: Sequence[PairError]) -> float:
@@ -132,8 +136,8 @@ def predicted_rate(series: Series, source: str, target: str) -> float | None:
     return 1 / moved(parts, rates[0], rates[1]).total
 
 
-def shares_of_peak(workload: str) -> Interval:
-    """The share of a card's peak that public figures reach, for a workload if there are some.
+def shares_of_peak(workload: str | None) -> Interval:
+    """The share of a card's peak that public figures reach: those of a workload if there are some.
 
     What is known of a step that was measured on a CPU are its FLOPs. The middle is the median, the
     ends leave out one in twenty on each side.

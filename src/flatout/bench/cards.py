@@ -21,6 +21,7 @@ from flatout.schema.bench import BenchFile
 from flatout.schema.bench_cards import CardPrediction, CardsReport, MeasuredStep, StepParts
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text, percent_text
+from flatout.schema.workloads import WORKLOADS
 from flatout.system.store import bench_runs
 
 # CUDA's context and the allocator's gaps.
@@ -48,7 +49,7 @@ class _Basis(msgspec.Struct, frozen=True, kw_only=True):
     """What is carried over to other cards.
 
     rates, parts: of the measured card; None if only the FLOPs are known, then shares says what
-    share of a peak to expect. error: factor.
+    share of a peak to expect. error: factor. has_limits: rates are measured limits, not peaks.
     """
 
     step: MeasuredStep
@@ -58,6 +59,7 @@ class _Basis(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates | None = None
     parts: StepParts | None = None
     shares: Interval | None = None
+    has_limits: bool = False
 
 
 def cards(request: CardsRequest) -> CardsReport:
@@ -106,19 +108,26 @@ def _stored(workload: str) -> Path:
 
 
 def _basis(step: MeasuredStep, dtype: str, file: BenchFile) -> _Basis:
-    rates, origin = _own_rates(step, file) if dtype == step.dtype else (None, "")
+    peaks = _own_peaks(step) if dtype == step.dtype else None
+    limits = _own_limits(step, file) if dtype == step.dtype and peaks is None else None
+    published = step.workload if _is_published(step) else None
+    rates = peaks or limits
     if rates is not None:
+        error = card_model.transfer_error(published)
         parts = card_model.step_parts(step.step_s, step.flops, step.host_share, rates)
         return _Basis(
             step=step,
             dtype=dtype,
             rates=rates,
             parts=parts,
-            error=card_model.transfer_error(step.workload),
-            how=f"from its step on this card: {origin}",
+            error=error if limits is None else error / card_model.LEAST_SHARE_OF_PEAK,
+            how="from its step on this card: its "
+            + ("maker's peaks" if limits is None else "measured limits"),
+            has_limits=limits is not None,
         )
-    shares = card_model.shares_of_peak(step.workload)
-    of = f"of {step.workload}" if card_model.has_public_figures(step.workload) else "of all models"
+    shares = card_model.shares_of_peak(published)
+    has_figures = published is not None and card_model.has_public_figures(published)
+    of = f"of {published}" if has_figures else "of all models"
     if dtype != step.dtype:
         why = f"measured in {step.dtype}, predicted in {dtype}"
     else:
@@ -133,20 +142,30 @@ def _basis(step: MeasuredStep, dtype: str, file: BenchFile) -> _Basis:
     )
 
 
-def _own_rates(step: MeasuredStep, file: BenchFile) -> tuple[Rates | None, str]:
-    """The peaks of the card that was measured, else its measured limits."""
-    if step.device != "cuda":
-        return None, ""
-    peak = shipped_peaks().get(step.card or "")
+def _is_published(step: MeasuredStep) -> bool:
+    """Whether the network has the size of which others have published figures."""
+    workload = WORKLOADS.get(step.workload)
+    return workload is not None and step.size == workload.published.text
+
+
+def _own_peaks(step: MeasuredStep) -> Rates | None:
+    """What the maker states of the card that was measured."""
+    peak = shipped_peaks().get(step.card or "") if step.device == "cuda" else None
     flops = getattr(peak, step.dtype, None)
-    if peak is not None and flops and peak.memory:
-        return Rates(flops=flops, memory=peak.memory), "its maker's peaks"
-    limits = bench_api.known_limits(file.machine, "cuda")
+    return Rates(flops=flops, memory=peak.memory) if peak and flops and peak.memory else None
+
+
+def _own_limits(step: MeasuredStep, file: BenchFile) -> Rates | None:
+    """What the card that was measured reaches itself, for want of its maker's peaks."""
+    # A name from a file that others may have written.
+    if step.device != "cuda" or step.card is None:
+        return None
+    limits = bench_api.known_limits(file.machine, step.device_name)
     if limits is None:
-        return None, ""
+        return None
     flops = bench_api.known_limit(limits, f"limits/matmul/{step.dtype}")
     memory = bench_api.known_limit(limits, "limits/memory/triad")
-    return (Rates(flops=flops, memory=memory) if flops and memory else None), "its measured limits"
+    return Rates(flops=flops, memory=memory) if flops and memory else None
 
 
 def _prediction(
@@ -238,6 +257,17 @@ def _times(price: float | None, num: int) -> float | None:
 
 def _notes(basis: _Basis) -> Sequence[str]:
     step, found = basis.step, []
+    if not _is_published(step):
+        found.append(
+            f"the network is not the published {step.workload} ({step.size or 'size unknown'}): the"
+            " interval is that of all workloads, and the cards are predicted for this network"
+        )
+    if basis.has_limits:
+        found.append(
+            "no peaks are known of this card: its measured limits are compared with the makers'"
+            " peaks of the others, which no card reaches, so the others are shown too fast;"
+            f" the interval is x{1 / card_model.LEAST_SHARE_OF_PEAK:.2f} wider for that"
+        )
     if basis.parts is not None and step.host_share > _HOST_BOUND:
         found.append(
             f"the host is busy in {percent_text(step.host_share, 0)} of the step: a faster card"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 
 from flatout.errors import UsageError
@@ -11,6 +12,7 @@ from flatout.schema.bench_cards import MeasuredStep
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "float8")
 # The faster way first; what a person would use on another card, too.
 _WAYS = ("flatout", "plain")
+_NUMBERED = re.compile(r"cuda:[0-9]{1,3}")
 _RATES = ("tokens_per_s", "samples_per_s")
 
 
@@ -26,7 +28,8 @@ def measured_step(file: BenchFile, workload: str) -> MeasuredStep:
             prefix = f"run/{workload}/{way}/{device}"
             if f"{prefix}/step_s" in rows:
                 return _step(file, rows, prefix)
-    measured = sorted({row.id.split("/")[1] for row in rows.values() if row.id.count("/") >= 4})
+    ids = [id.split("/") for id in rows]
+    measured = sorted({parts[1] for parts in ids if parts[0] == "run" and len(parts) > 4})
     raise UsageError(
         "bench-workload-not-measured",
         f"the file has no step time of {workload}.",
@@ -52,11 +55,15 @@ def _step(file: BenchFile, rows: dict[str, BenchRow], prefix: str) -> MeasuredSt
     if rate is not None:
         per_step = median(rate.samples) * step_s
     host = rows.get(f"{prefix}/host_share")
+    name = row.conditions.get("device", "")
     peak = rows.get(f"{prefix}/peak_memory")
     return MeasuredStep(
         workload=workload,
         way=way,
         device=device,
+        device_name=name if _NUMBERED.fullmatch(name) else device,
+        size=row.conditions.get("size"),
+        batch_size=_number(row, "batch_size"),
         dtype=_dtype(row.conditions.get("dtype", "fp32")),
         step_s=step_s,
         flops=flops,

@@ -30,6 +30,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     """The step from which others are predicted, as `flatout bench run` has measured it.
 
+    size: of the network, for people; None if unknown. device: its type, device_name: `cuda:N`.
     card: name of the GPU; None for a CPU. step_s: median. per_step: samples or tokens in it.
     host_share: of the step, in which the host is busy; 1: the device waits for it.
     peak_bytes: of memory. parameters: of the model; None if unknown.
@@ -43,6 +44,9 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     per_step: float
     unit: Unit
+    device_name: str
+    size: str | None = None
+    batch_size: float | None = None
     card: str | None = None
     host_share: float = 0.0
     peak_bytes: float | None = None

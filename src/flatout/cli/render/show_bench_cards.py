@@ -37,8 +37,10 @@ def _head(report: CardsReport) -> list[tuple[str, str]]:
     rate = quantity_text(step.per_step / step.step_s, step.unit)
     where = step.card or ("this CPU" if step.device == "cpu" else "a GPU")
     measured = [f"{step.way} loop" if step.way == "plain" else step.way, where, step.dtype, rate]
+    size = [step.size] if step.size else []
+    size += [f"batch {step.batch_size:,.0f}"] if step.batch_size else []
     lines = [
-        ("workload", step.workload),
+        ("workload", wording.DOT.join([step.workload, *size])),
         ("measured", wording.DOT.join([*measured, f"{seconds_text(step.step_s)} a step"])),
     ]
     if report.parts is not None:
@@ -58,8 +60,9 @@ def _print_table(report: CardsReport, rows: Sequence[CardPrediction], first: str
     unit = report.measured.unit
     has_prices = any(row.price_per_hour is not None for row in rows)
     has_several = any(row.num_devices > 1 for row in rows)
-    heads = [first, *(["GPUs"] if has_several else []), unit, "interval", "here", "fits", "limit"]
-    prices = ["per hour", f"{unit.partition('/')[0]} for 1"] if has_prices else []
+    heads = [first, *(["GPUs"] if has_several else []), unit, "interval"]
+    heads += ["vs measured", "fits", "limit"]
+    prices = ["per hour", f"{unit.partition('/')[0]}/price"] if has_prices else []
     table = plain_table(*heads, *prices)
     for row in rows:
         name = row.instance or row.short
