@@ -30,7 +30,7 @@ from flatout.bench.card_model import (
     rates_of,
     transfer_error,
 )
-from flatout.bench.card_tables import Series, date_of, shipped_cards, shipped_series
+from flatout.bench.card_tables import PublishedSeries, date_of, shipped_cards, shipped_series
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -121,7 +121,7 @@ def flops_only() -> Iterator[tuple[float, bool]]:
             yield math.log(statistics.median(others) / share), is_inside
 
 
-def _shares(series: Series) -> list[float]:
+def _shares(series: PublishedSeries) -> list[float]:
     found = []
     for name, rate in series.samples_per_s.items():
         rates = rates_of(shipped_cards()[name], series.dtype)

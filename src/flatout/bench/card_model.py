@@ -19,7 +19,7 @@ from statistics import median
 
 import msgspec
 
-from flatout.bench.card_tables import Card, Series, shipped_cards, shipped_series
+from flatout.bench.card_tables import Card, PublishedSeries, shipped_cards, shipped_series
 from flatout.schema.bench_cards import StepParts
 from flatout.schema.tuning import Interval
 
@@ -107,7 +107,7 @@ def factor_of(errors: Sequence[PairError]) -> float:
     return math.exp(sizes[min(int(COVERED * len(sizes)), len(sizes) - 1)])
 
 
-def pair_errors(series: Sequence[Series]) -> list[PairError]:
+def pair_errors(series: Sequence[PublishedSeries]) -> list[PairError]:
     """Every card of a series predicted from every other one; those with several GPUs apart."""
     found = []
     for one in series:
@@ -125,7 +125,7 @@ def pair_errors(series: Sequence[Series]) -> list[PairError]:
     return found
 
 
-def predicted_rate(series: Series, source: str, target: str) -> float | None:
+def predicted_rate(series: PublishedSeries, source: str, target: str) -> float | None:
     """Samples per second of a card, from those of another; None where a peak is not known."""
     cards = shipped_cards()
     rates = [rates_of(cards[name], series.dtype) for name in (source, target)]

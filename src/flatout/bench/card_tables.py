@@ -53,7 +53,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     instances: tuple[Instance, ...]
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedSeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same program on several cards. samples_per_s: by the name of the card."""
 
     name: str
@@ -80,9 +80,9 @@ def shipped_providers() -> tuple[Provider, ...]:
 
 
 @functools.cache
-def shipped_series() -> tuple[Series, ...]:
+def shipped_series() -> tuple[PublishedSeries, ...]:
     """The public figures."""
-    return _read("public_figures.toml", "series", tuple[Series, ...])
+    return _read("public_figures.toml", "series", tuple[PublishedSeries, ...])
 
 
 def date_of(name: str) -> str:

@@ -59,19 +59,19 @@ class RecipeTrainer:
         self._scale = task.pixels
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         self._loop.run(num_steps)
         wait_for(self._session.device)
 
     @torch.no_grad()
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         with self._session.evaluated() as model:
             parts = self._validation.split(_VALIDATION_PART)
             return torch.cat([model(self._scaled(part)).cpu() for part in parts]).numpy()
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return torch.cuda.max_memory_allocated()
 
     def _scaled(self, part: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class JaxTrainer:
         self._forward = jax.jit(functools.partial(_outputs, task.layers, task.pixels))
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         size = self._task.steps_per_call if self._task.variant == "scan" else 1
         for _ in range(0, num_steps, size):
             rows = self._order_SB[self._steps.take(size)]
@@ -58,7 +58,7 @@ class JaxTrainer:
         jax.block_until_ready(self._state)
 
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         parts = range(0, len(self._validation), _VALIDATION_PART)
         return np.concatenate(
             [np.asarray(self._forward(self._state[0], self._validation[n : n + _VALIDATION_PART]))
@@ -66,7 +66,7 @@ class JaxTrainer:
         )  # fmt: skip
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return (self._device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

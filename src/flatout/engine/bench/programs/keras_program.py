@@ -41,7 +41,7 @@ class KerasTrainer:
         )
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         rows = self._arrays.order_SB[self._steps.take(num_steps)]
         samples = rows.reshape(-1)
         self._model.fit(
@@ -50,11 +50,11 @@ class KerasTrainer:
         )  # fmt: skip
 
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return np.asarray(self._model.predict(self._validation, batch_size=1000, verbose=0))
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         if self._task.variant != "jax":
             return None
         import jax

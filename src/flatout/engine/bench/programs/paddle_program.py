@@ -39,7 +39,7 @@ class PaddleTrainer:
         self._model.train()
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         for row in self._steps.take(num_steps):
             indices = self._order[row]
             # Not index_select, which has no kernel for bytes.
@@ -52,7 +52,7 @@ class PaddleTrainer:
             paddle.device.synchronize()
 
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         pixels = self._task.pixels
         self._model.eval()
         with paddle.no_grad():
@@ -65,7 +65,7 @@ class PaddleTrainer:
         return np.concatenate(values)
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return int(paddle.device.cuda.max_memory_allocated())
 
 

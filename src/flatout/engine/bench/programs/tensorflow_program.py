@@ -44,13 +44,13 @@ class TensorFlowTrainer:
         self._forward = tf.function(lambda inputs: self._outputs(inputs, False), jit_compile=is_xla)
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         self._run(self._batches, tf.constant(num_steps))
         # A copy to the host waits for the device.
         self._count.numpy()
 
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         parts = range(0, len(self._validation), _VALIDATION_PART)
         return np.concatenate(
             [self._forward(tf.constant(self._validation[n : n + _VALIDATION_PART])).numpy()
@@ -58,7 +58,7 @@ class TensorFlowTrainer:
         )  # fmt: skip
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
     def _step(self, inputs: Any, targets: Any) -> None:

@@ -51,7 +51,7 @@ class TorchTrainer:
         }[task.variant]
 
     def train(self, num_steps: int) -> None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         for _ in range(num_steps):
             inputs, targets = (one.to(self._device) for one in next(self._batches))
             self._optimizer.zero_grad()
@@ -62,7 +62,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def outputs(self) -> np.ndarray:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         self._model.eval()
         parts = [
             self._model(self._scaled(part.to(self._device))).cpu()
@@ -72,7 +72,7 @@ class TorchTrainer:
         return torch.cat(parts).numpy()
 
     def peak_gpu_bytes(self) -> int | None:
-        """See Trainer."""
+        """See FrameworkTrainer."""
         return torch.cuda.max_memory_allocated()
 
     def _compute_loss(self, inputs: Any, targets: Any) -> Any:

@@ -59,7 +59,7 @@ class Task:
         return self.loss == "cross-entropy"
 
 
-class Trainer(Protocol):
+class FrameworkTrainer(Protocol):
     """One framework with a network, its optimizer and the data. recipe: how it trains, as text."""
 
     recipe: str
@@ -116,7 +116,7 @@ class Steps:
         return rows
 
 
-def main(package: str, make: Callable[[Task, Arrays], Trainer]) -> None:
+def main(package: str, make: Callable[[Task, Arrays], FrameworkTrainer]) -> None:
     """Handles the request on stdin.
 
     Args:
@@ -157,7 +157,7 @@ def _take_over_stdio() -> tuple[Any, Task]:
     return answers, task
 
 
-def _carry_out(task: Task, arrays: Arrays, trainer: Trainer, answers: Any) -> None:
+def _carry_out(task: Task, arrays: Arrays, trainer: FrameworkTrainer, answers: Any) -> None:
     for _ in range(0, task.num_steps, task.steps_per_call):
         trainer.train(task.steps_per_call)
     _write(answers, "made", num_steps=task.num_steps)
@@ -170,7 +170,7 @@ def _carry_out(task: Task, arrays: Arrays, trainer: Trainer, answers: Any) -> No
     _write(answers, "ended", peak_bytes=peak)
 
 
-def timed(task: Task, trainer: Trainer) -> tuple[list[float], float]:
+def timed(task: Task, trainer: FrameworkTrainer) -> tuple[list[float], float]:
     """Seconds per step of each block, and how many CPUs were busy with them.
 
     A block has as many steps as take `block_s`.
@@ -222,7 +222,7 @@ def with_channels_last(task: Task, weights: list[np.ndarray]) -> list[np.ndarray
     return [np.ascontiguousarray(weight) for weight in changed]
 
 
-def _seconds(trainer: Trainer, num_steps: int) -> float:
+def _seconds(trainer: FrameworkTrainer, num_steps: int) -> float:
     began_s = time.perf_counter()
     trainer.train(num_steps)
     return time.perf_counter() - began_s
