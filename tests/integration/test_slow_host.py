@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.engine.bench.slow_host import SlowLoop, SlowOperators, launches
+from flatout.engine.bench.slow_host import SlowLoader, SlowLoop, SlowOperators, launches
 from flatout.schema.slow_host import SlowBlock, SlowHostRequest
 from flatout.schema.workloads import WORKLOADS, measured_size
 from flatout.system.clock import thread_s
@@ -39,6 +39,16 @@ def test_operators_of_the_backward_pass_are_counted() -> None:
         num_forward = mode.num_launches
         loss.backward()
     assert num_forward == 2 and mode.num_launches > num_forward
+
+
+def test_late_batch_waits_by_the_clock_it_was_given() -> None:
+    times = iter(range(10))
+    loader = SlowLoader(torch.device("cpu"), lambda: next(times))
+    loader.delay_s = 3.0
+    loader.mark("forward")
+    assert next(times) == 0
+    loader.mark("data")
+    assert next(times) == 5
 
 
 def test_step_is_longer_by_all_its_delays(loop: SlowLoop) -> None:
