@@ -213,17 +213,18 @@ def test_warnings_name_what_differs_besides() -> None:
     base = Machine(gpus=gpus, driver="580.1")
     first = bench(row(MATMUL, noisy(1)), machine=base, versions={"torch": "2.13"},
                   began=DeviceState(at="", power_limit_w=350.0, clock_hz=2e9),
-                  ended=DeviceState(at="", clock_hz=2e9), settings={"threads": "1"})  # fmt: skip
+                  ended=DeviceState(at="", clock_hz=2e9),
+                  settings={"threads": "1", "device": "cuda:0"})  # fmt: skip
     other = msgspec.structs.replace(base, driver="590.2")
     second = bench(row(MATMUL, noisy(1)), machine=other, versions={"torch": "2.14"}, began=began,
-                   ended=ended, settings={"threads": "2"}, warnings=("noisy",))  # fmt: skip
+                   ended=ended, settings={"threads": "2", "device": "cuda:0"},
+                   warnings=("noisy",))  # fmt: skip
     found = compared(first, second)
     names = [one.name for one in found.differing]
     assert names == ["driver", "power limit", "on battery", "torch", "setting threads"]
     assert found.warnings == (
         "B: the device was throttled (power-cap)",
         "B: the machine was running on battery",
-        "B: the clock changed from 2,000 MHz to 1,500 MHz",
         "B: noisy",
         "clock: 2,000 MHz in A, 1,500 MHz in B",
         "the files differ in more than one thing (driver, power limit, on battery, torch and 1"
@@ -254,6 +255,7 @@ def test_drift_is_said() -> None:
         ("limits/launch/graph", "launch latency"), ("limits/loader/start", "data path"),
         ("limits/disk/home/small-files", "disk"), ("limits/process/python", "process start"),
         ("limits/all-reduce/gloo/1MiB", "communication"), ("run/mlp/plain/matmul", "training"),
+        ("frameworks/mlp/jax/cuda/step_s", "training"),
         ("", "other"), ("what", "other"),
     ],
 )  # fmt: skip
@@ -289,6 +291,23 @@ def test_step_parts_say_where_a_step_became_slower() -> None:
     assert data.part == "data path" and data.seconds == (0.1 * 0.1, 0.2 * 0.5)
     shares = (data.shares[1], rest.shares[1])
     assert [round(share or 0, 9) for share in shares] == [0.9, 0.1]
+
+
+def test_step_parts_count_waiting_for_data_once() -> None:
+    def step(seconds: float, **shares: float) -> BenchFile:
+        parts = [
+            row(f"run/mlp/flatout/{end}", [share] * 5, unit="share", is_higher_better=False)
+            for end, share in shares.items()
+        ]
+        whole = row("run/mlp/flatout/step_s", [seconds] * 5, unit="s", is_higher_better=False)
+        return bench(whole, *parts, kind="run")
+
+    shares = {"data_wait_share": 0.6, "host_share": 0.9}
+    parts = compared(step(1.0, **shares), step(2.0, **shares)).step_parts
+    assert [part.seconds[0] for part in parts] == pytest.approx([0.6, 0.3, 0.1])
+    without = compared(step(1.0), step(2.0, **shares))
+    assert not without.step_parts
+    assert any(text.startswith("steps not divided into parts: mlp") for text in without.warnings)
 
 
 def altered(path: Sequence[str | int], value: Any) -> bytes:

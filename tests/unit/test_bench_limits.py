@@ -14,7 +14,14 @@ import pytest
 from flatout.bench import api
 from flatout.bench.disk_rows import Folder, _each_once, rows_from
 from flatout.bench.effort import FULL, QUICK
-from flatout.bench.limits import Doing, error_from, is_busy, measure_limits, warnings_of
+from flatout.bench.limits import (
+    Doing,
+    error_from,
+    is_busy,
+    measure_limits,
+    uuid_of,
+    warnings_of,
+)
 from flatout.bench.peaks import shipped_peaks, with_peak
 from flatout.cli.render.show_bench import interval_text, print_limits
 from flatout.errors import FlatoutError, RunFailed, UsageError
@@ -291,6 +298,30 @@ def test_device_state_when_some_fields_are_not_reported() -> None:
 def test_device_state_when_nvml_fails(text: str) -> None:
     assert device_state.parse_state(text).get("clock_hz") is None
     assert device_state.device_state(None, 0.5).other_cpus == 0.5
+
+
+def test_state_under_load_is_of_samples_in_which_the_gpu_computed() -> None:
+    idle = {"clock_hz": 3e8, "temperature_c": 30.0, "throttles": ["idle"], "used_share": 0.0}
+    busy = [
+        {"clock_hz": clock_hz, "temperature_c": 60.0, "throttles": throttles, "used_share": 0.9}
+        for clock_hz, throttles in ((2e9, []), (1.5e9, ["power-cap"]), (1.9e9, []))
+    ]
+    state = device_state.loaded_state([idle, *busy, idle, idle, idle])
+    assert state == {"clock_hz": 1.9e9, "temperature_c": 60.0, "throttles": ("power-cap",)}
+    assert device_state.loaded_state([idle]) == {"throttles": ()}
+
+
+def test_gpu_is_the_one_that_cuda_is_let_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    for chosen, uuids in (
+        (None, ["GPU-1", "GPU-2"]), ("1", ["GPU-2", None]), ("1,0", ["GPU-2", "GPU-1"]),
+        ("GPU-2", ["GPU-2", None]), ("-1", [None, None]), ("", [None, None]),
+    ):  # fmt: skip
+        if chosen is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert [uuid_of(GPU, device) for device in ("cuda:0", "cuda:1")] == uuids
+        assert uuid_of(GPU, "cpu") is None
 
 
 # Children.

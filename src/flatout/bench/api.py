@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from flatout.bench.effort import FULL, QUICK
-from flatout.bench.limits import Doing, is_busy, measure_limits
+from flatout.bench.limits import Doing, gpu_of, is_busy, measure_limits
 from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS
 from flatout.bench.statistics import median_interval
 from flatout.compat.torch_needed import require_torch
@@ -173,9 +173,7 @@ def _key(machine: Machine, device: str) -> str:
     """Everything on which the limits depend: another driver or torch is measured again."""
     torch = machine.framework("torch")
     host, cpu = machine.host, machine.cpu
-    gpu = None
-    if device.startswith("cuda:") and (number := int(device[5:])) < len(machine.gpus):
-        gpu = machine.gpus[number]
+    gpu = gpu_of(machine, device)
     return limits_store.limits_key(
         host.os, str(host.wsl), host.container, cpu.name, str(cpu.num_threads), device,
         gpu.name if gpu else None, gpu.uuid if gpu else None, machine.driver, visible_gpus(),

@@ -97,9 +97,6 @@ def _state_warnings(file: BenchFile) -> Iterator[str]:
         yield f"the device was throttled ({', '.join(sorted(throttles))})"
     if file.began.is_on_battery or file.ended.is_on_battery:
         yield "the machine was running on battery"
-    began, ended = file.began.clock_hz, file.ended.clock_hz
-    if _are_apart(began, ended):
-        yield f"the clock changed from {_mhz(began)} to {_mhz(ended)}"
 
 
 def _clock_warnings(files: Sequence[LoadedBench]) -> Iterator[str]:
@@ -109,6 +106,9 @@ def _clock_warnings(files: Sequence[LoadedBench]) -> Iterator[str]:
         "memory clock": lambda state: state.memory_clock_hz,
     }
     for other in files[1:]:
+        # A CPU's clock was read when it had nothing to do any more.
+        if not all("cuda" in one.file.settings.get("device", "") for one in (first, other)):
+            continue
         for name, read in fields.items():
             here, there = read(first.file.ended), read(other.file.ended)
             if _are_apart(here, there):

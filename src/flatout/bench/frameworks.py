@@ -29,7 +29,7 @@ from flatout.errors import RunFailed, UsageError
 from flatout.schema.bench import BenchFile, BenchRow
 from flatout.schema.machine import Machine
 from flatout.system import atomic_files
-from flatout.system.device_state import device_state
+from flatout.system.device_state import DeviceWatch, device_state
 from flatout.system.host_system import LocalSystem
 from flatout.system.load import LoadWatch
 from flatout.system.probes.machine import probe
@@ -125,25 +125,26 @@ def compare_frameworks(
     watch = LoadWatch()
     rows: list[BenchRow] = []
     versions: dict[str, str] = {"python": machine.host.python or "unknown"}
-    for number, workload in enumerate(workloads):
-        turns = Turns(python, machine, request, workload)
-        for value in turns.measure(ways):
-            if isinstance(value, Doing):
-                done = (number + value.done) / len(workloads)
-                yield msgspec.structs.replace(value, done=done)
-            else:
-                rows.append(value)
-        versions |= turns.versions
-        for one in missing:
-            rows += turns.subject(one.framework).unread(f"{one.reason}: {one.fix}")
+    with DeviceWatch(uuid) as states:
+        for number, workload in enumerate(workloads):
+            turns = Turns(python, machine, request, workload)
+            for value in turns.measure(ways):
+                if isinstance(value, Doing):
+                    done = (number + value.done) / len(workloads)
+                    yield msgspec.structs.replace(value, done=done)
+                else:
+                    rows.append(value)
+            versions |= turns.versions
+            for one in missing:
+                rows += turns.subject(one.framework).unread(f"{one.reason}: {one.fix}")
+        load = watch.load()
+        ended = states.state(load.other_cpus if load else None)
     if not any(row.samples for row in rows):
         reason = next((row.unread for row in rows if row.unread), None)
         raise RunFailed(
             "no-framework-ran", "none of the frameworks could train.",
             because=reason, fix="see what each of them printed: flatout doctor --deep",
         )  # fmt: skip
-    load = watch.load()
-    ended = device_state(uuid, load.other_cpus if load else None)
     warnings = (
         *warnings_of(began, ended, machine, request.device),
         *(f"{one.framework}: {one.reason}; {one.fix}" for one in missing),

@@ -25,15 +25,16 @@ from flatout.schema.limits_protocol import (
     Ready,
     RoofRequest,
 )
-from flatout.schema.machine import Machine
+from flatout.schema.machine import Gpu, Machine
+from flatout.schema.placement import visible_gpu
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.tuning import Load
 from flatout.system.clock import elapsed_s, sleep_s
 from flatout.system.command import run
-from flatout.system.device_state import device_state
+from flatout.system.device_state import DeviceWatch, device_state
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
-from flatout.system.process_env import loopback_variables, worker_environment
+from flatout.system.process_env import loopback_variables, visible_gpus, worker_environment
 from flatout.system.worker_process import ending_text
 
 _ROOFS, _ALL_REDUCE = "flatout.engine.bench.limits_worker", "flatout.engine.bench.all_reduce"
@@ -96,16 +97,17 @@ def measure_limits(
     began = device_state(uuid, other_cpus_now())
     watch = LoadWatch()
     ready = None
-    for value in _all_rows(python, machine, device, effort, rows.sizes):
-        if isinstance(value, Doing):
-            yield value
-        elif isinstance(value, Ready):
-            ready = value
-        else:
-            rows.add(value)
+    with DeviceWatch(uuid) as states:
+        for value in _all_rows(python, machine, device, effort, rows.sizes):
+            if isinstance(value, Doing):
+                yield value
+            elif isinstance(value, Ready):
+                ready = value
+            else:
+                rows.add(value)
+        load = watch.load()
+        ended = states.state(load.other_cpus if load else None)
     assert ready is not None
-    load = watch.load()
-    ended = device_state(uuid, load.other_cpus if load else None)
     name = ready.name or machine.cpu.name or ""
     settings = {"device": device, "name": name}
     yield BenchFile(
@@ -193,8 +195,7 @@ def warnings_of(
         yield f"the GPU was throttled: {', '.join(throttles)}"
     if began.is_on_battery or ended.is_on_battery:
         yield "this computer ran on its battery"
-    number = _gpu_number(device)
-    gpu = machine.gpus[number] if number is not None and number < len(machine.gpus) else None
+    gpu = gpu_of(machine, device)
     if gpu is not None and gpu.num_processes:
         yield "other programs were using the GPU"
 
@@ -207,14 +208,17 @@ def other_cpus_now() -> float | None:
     return load.other_cpus if load else None
 
 
-def _gpu_number(device: str) -> int | None:
-    return int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
+def gpu_of(machine: Machine, device: str) -> Gpu | None:
+    """The GPU of this machine that CUDA calls so; None for the CPU, or if unknown."""
+    if not device.startswith("cuda"):
+        return None
+    return visible_gpu(machine, int(device.partition(":")[2] or 0), visible_gpus())
 
 
 def uuid_of(machine: Machine, device: str) -> str | None:
-    """The UUID of a GPU; None for the CPU."""
-    number = _gpu_number(device)
-    return machine.gpus[number].uuid if number is not None and number < len(machine.gpus) else None
+    """The UUID of a GPU; None for the CPU, or if unknown."""
+    gpu = gpu_of(machine, device)
+    return gpu.uuid if gpu is not None else None
 
 
 def _roof_replies(python: str, request: RoofRequest) -> Iterator[Ready | Measuring | Measured]:

@@ -90,6 +90,10 @@ def _dtype(text: str) -> str:
 
 
 def _card(file: BenchFile, row: BenchRow) -> str | None:
+    """What torch has called it; its number counts only the GPUs that CUDA was let see."""
+    name = file.settings.get("name")
+    if any(gpu.name == name for gpu in file.machine.gpus):
+        return name
     number = row.conditions.get("device", "cuda:0").partition(":")[2] or "0"
     gpus = file.machine.gpus
     is_known = number.isascii() and number.isdigit() and len(number) < 4 and int(number) < len(gpus)

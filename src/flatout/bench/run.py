@@ -29,7 +29,7 @@ from flatout.schema.run_protocol import (
 from flatout.schema.workloads import WORKLOADS, Workload, measured_size
 from flatout.system import atomic_files
 from flatout.system.clock import now_s
-from flatout.system.device_state import device_state
+from flatout.system.device_state import DeviceWatch, device_state
 from flatout.system.host_system import LocalSystem
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
@@ -176,15 +176,16 @@ class Measurement:
         began = device_state(uuid, other_cpus_now())
         watch = LoadWatch()
         everything: list[Series] = []
-        for workload in workloads:
-            for value in self._workload(workload):
-                if isinstance(value, Doing):
-                    yield value
-                else:
-                    everything.append(value)
-            load = watch.load()
-            ended = device_state(uuid, load.other_cpus if load else None)
-            yield self._file(everything, (began, ended), warnings)
+        with DeviceWatch(uuid) as states:
+            for workload in workloads:
+                for value in self._workload(workload):
+                    if isinstance(value, Doing):
+                        yield value
+                    else:
+                        everything.append(value)
+                load = watch.load()
+                ended = states.state(load.other_cpus if load else None)
+                yield self._file(everything, (began, ended), warnings)
 
     def _workload(self, workload: Workload) -> Iterator[Doing | Series]:
         """Its ways and devices in turns; each turn is in the opposite order of the last."""

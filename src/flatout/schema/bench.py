@@ -58,7 +58,8 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one `flatout bench` command.
 
-    kind: what was measured. began, ended: the state of the machine then.
+    kind: what was measured. began, ended: the state of the machine then. Of a GPU, `ended` has the
+    median clocks and power while it computed, the highest temperature, and all throttle reasons.
     versions: of Python, torch and others. settings: how it was measured.
     warnings: what makes these numbers doubtful, such as a busy machine.
     """

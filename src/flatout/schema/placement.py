@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from flatout.errors import UsageError, nearest
-from flatout.schema.machine import Machine
+from flatout.schema.machine import Gpu, Machine
 from flatout.schema.units import counted_text
 
 # What the process that starts the ranks ends with when one of them died without a word: flatout
@@ -95,6 +95,22 @@ def num_gpus_for(machine: Machine, chosen: str | None) -> int:
     # CUDA stops at the first name that it cannot use.
     end = next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
     return min(end, num_gpus)
+
+
+def visible_gpu(machine: Machine, number: int, chosen: str | None) -> Gpu | None:
+    """The GPU `cuda:number` where CUDA_VISIBLE_DEVICES has that value; None if unknown."""
+    names = [str(gpu.index) for gpu in machine.gpus]
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+    if number >= len(names) or not (name := names[number]) or "-1" in names[: number + 1]:
+        return None
+    for gpu in machine.gpus:
+        # CUDA takes the beginning of a UUID as well.
+        if name == str(gpu.index) or (
+            name.startswith("GPU-") and (gpu.uuid or "").startswith(name)
+        ):
+            return gpu
+    return None
 
 
 def parse_placement(text: str) -> Placement:

@@ -1,23 +1,27 @@
 """Clocks, temperature, power and throttling of a GPU, by NVML: `python -P -m
-flatout.system.device_state UUID`, and of this computer.
+flatout.system.device_state UUID`, and of this computer. With `--watch`, once a second.
 
 NVML is asked in a process of its own, because it can crash or hang under WSL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from flatout.schema.bench import DeviceState
-from flatout.system.clock import now_text
+from flatout.system.clock import elapsed_s, now_text, sleep_s
 from flatout.system.command import run
+from flatout.system.json_process import JsonProcess, ProcessEnded
 
 _TIMEOUT_S = 5.0
+_EVERY_S = 1.0
 # Throttle reasons that every healthy card reports.
 _HARMLESS = {"idle"}
 
@@ -44,6 +48,54 @@ def parse_state(text: str) -> dict[str, Any]:
         return {}
     throttles = tuple(one for one in read.pop("throttles", None) or () if one not in _HARMLESS)
     return {**read, "throttles": throttles}
+
+
+class DeviceWatch:
+    """The state of a device while something is measured: a GPU is read once a second.
+
+    uuid: of a GPU; None for the CPU.
+    """
+
+    def __init__(self, uuid: str | None) -> None:
+        self._samples: list[dict[str, Any]] = []
+        self._process = None
+        if uuid is not None:
+            module = "flatout.system.device_state"
+            self._process = JsonProcess(sys.executable, module, uuid, "--watch")
+
+    def __enter__(self) -> DeviceWatch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None:
+            self._process.__exit__(*exception)
+
+    def state(self, other_cpus: float | None) -> DeviceState:
+        """The state under load so far. other_cpus: CPUs that other programs keep busy."""
+        if self._process is None:
+            return device_state(None, other_cpus)
+        # It ends by itself if NVML does not answer.
+        with contextlib.suppress(TimeoutError, ProcessEnded):
+            while True:
+                sample = self._process.receive(dict[str, Any], until_s=elapsed_s())
+                self._samples.append(sample)
+        state = DeviceState(at=now_text(), other_cpus=other_cpus, is_on_battery=_is_on_battery())
+        return msgspec.structs.replace(state, **loaded_state(self._samples))
+
+
+def loaded_state(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of a DeviceState from what was read while the GPU computed; none without that.
+
+    Medians; of the temperature the highest, and of throttle reasons all.
+    """
+    busy = [one for one in samples if one.get("used_share")]
+    found: dict[str, Any] = {}
+    for name in ("clock_hz", "memory_clock_hz", "temperature_c", "power_w", "power_limit_w"):
+        values = [one[name] for one in busy if one.get(name) is not None]
+        if values:
+            found[name] = max(values) if name == "temperature_c" else median(values)
+    throttles = dict.fromkeys(reason for one in busy for reason in one.get("throttles") or ())
+    return {**found, "throttles": tuple(one for one in throttles if one not in _HARMLESS)}
 
 
 def read_state(nvml: Any, uuid: str) -> dict[str, Any]:
@@ -74,6 +126,24 @@ def read_state(nvml: Any, uuid: str) -> dict[str, Any]:
     }
 
 
+def _used_share(nvml: Any, uuid: str) -> float | None:
+    """The share of the last second or less in which the GPU computed."""
+    try:
+        rates = nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        return None
+    return float(rates.gpu) / 100
+
+
+def _watch(nvml: Any, uuid: str) -> None:
+    """Prints a state a second, until nobody reads them."""
+    while True:
+        state = {**read_state(nvml, uuid), "used_share": _used_share(nvml, uuid)}
+        sys.stdout.write(json.dumps(state) + "\n")
+        sys.stdout.flush()
+        sleep_s(_EVERY_S)
+
+
 def _cpu_clock_hz() -> float | None:
     import psutil
 
@@ -99,6 +169,10 @@ if __name__ == "__main__":
     import pynvml  # type: ignore[import-untyped]
 
     try:
+        if "--watch" in sys.argv[2:]:
+            _watch(pynvml, sys.argv[1])
         sys.stdout.write(json.dumps(read_state(pynvml, sys.argv[1])))
     except pynvml.NVMLError as problem:
         sys.exit(f"NVML: {problem}")
+    except BrokenPipeError:
+        sys.exit(1)
