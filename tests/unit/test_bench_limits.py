@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from flatout.bench import api
+from flatout.bench.compare import compare
 from flatout.bench.disk_rows import Folder, _each_once, rows_from
 from flatout.bench.effort import FULL, QUICK
 from flatout.bench.limits import (
@@ -23,6 +24,7 @@ from flatout.bench.limits import (
     warnings_of,
 )
 from flatout.bench.peaks import shipped_peaks, with_peak
+from flatout.bench.read_files import loaded
 from flatout.cli.render.show_bench import interval_text, print_limits
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.bench import BenchFile, BenchRow, DeviceState
@@ -205,6 +207,21 @@ def test_plain_loop_counts_gpus_as_flatout_does(monkeypatch: pytest.MonkeyPatch)
     assert plain_environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert plain_environment()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_load_widens_rows_of_the_cpu_only() -> None:
+    devices = ("cpu", "cuda:0")
+    base, busy = (
+        limits_file(
+            *(row(one, *[rate] * 4, conditions={"device": one}) for one in devices),
+            other_cpus=other_cpus,
+        )
+        for rate, other_cpus in ((100.0, 0.0), (60.0, 1.0))
+    )
+    found = compare([loaded(base, "a", "a.json"), loaded(busy, "b", "b.json")])
+    changes = [one.values[1].change for one in found.rows if one.values[1] is not None]
+    cpu, gpu = (one.ratio.high for one in changes if one is not None)
+    assert cpu > 1.1 and gpu < 0.8
 
 
 # Disks.

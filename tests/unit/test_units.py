@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.schema.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from flatout.schema.units import (
+    bytes_text,
+    count_text,
+    percent_text,
+    quantity_text,
+    rate_text,
+    seconds_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +74,17 @@ def test_count_and_percent_text_when_plain() -> None:
     assert count_text(60_000) == "60,000"
     assert percent_text(0.9712) == "97.1 %"
     assert percent_text(0.9712, digits=0) == "97 %"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1.2e12, "flop/s", "1.2 TFLOP/s"), (9.999e11, "op/s", "1 TOP/s"),
+        (1.8e10, "B/s", "18 GB/s"), (12.0, "B/s", "12 B/s"), (2e-6, "s", "2 us"),
+        (1536.0, "B", "1.5 KiB"), (0.25, "share", "25.0 %"),
+        (1500.0, "samples/s", "1,500 samples/s"),
+        (0.5, "J/sample", "0.5 J/sample"), (1e18, "flop/s", "1e+03 PFLOP/s"),
+    ],
+)  # fmt: skip
+def test_quantity_text(value: float, unit: str, text: str) -> None:
+    assert quantity_text(value, unit) == text
