@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.tuner.ab_timing import TimedLoop
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
+from flatout.schema.recipe import Choice, Recipe
 from flatout.schema.run_protocol import (
     RecipeChosen,
     RecipeRequest,
@@ -82,6 +84,7 @@ def test_quantities_of_a_process() -> None:
     assert reply.flops_per_step == 64 * 2 * (2 * 20 * 128 + 3 * 128)
     assert 0 < reply.data_share < 1 and reply.host_share is None
     assert reply.peak_bytes > 5e7 and reply.accuracy is None
+    assert all(0 < one <= 64 for one in reply.mean_samples)
     assert (reply.energy_j is None) == (reply.no_energy is not None)
 
 
@@ -210,13 +213,66 @@ class Launching:
         pass
 
 
-def test_host_share_is_of_the_time_until_the_gpu_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = iter((0.0, 0.06))
-    monkeypatch.setattr(run_worker, "wait_for", lambda device: sleep_s(next(waits)))
-    gpu = torch.device("cuda:0")
-    loop = TimedLoop(runner=Launching(), settings=contextlib.nullcontext, device=gpu)
-    assert 0.1 < (run_worker._host_share(loop) or 0) < 0.5
-    assert run_worker._host_share(dataclasses.replace(loop, device=CPU)) is None
+def launching(device: torch.device) -> TimedLoop:
+    return TimedLoop(runner=Launching(), settings=contextlib.nullcontext, device=device)
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    builder = CandidateBuilder(
+        TuningTask(experiment=subject_of(SHORT_MLP).experiment, device_name="cpu")
+    )
+    return changed_fields(builder.recipe({}), changes)
+
+
+def changed_fields(recipe: Recipe, values: dict[str, Any]) -> Recipe:
+    choices = {name: Choice(value=value, why="test") for name, value in values.items()}
+    return msgspec.structs.replace(recipe, **choices)
+
+
+def test_host_share_is_of_one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_worker, "wait_for", lambda device: sleep_s(0.01))
+    loop, sliced = launching(torch.device("cuda:0")), recipe_with(data_path="sliced")
+    share, why = run_worker._host_share(loop, sliced, 0.1, 100)
+    assert why is None and share is not None and 0.15 < share < 0.5
+    in_graph = changed_fields(sliced, {"capture": "step", "steps_per_launch": 4})
+    share, _ = run_worker._host_share(loop, in_graph, 0.1, 100_000)
+    assert share is not None and 0.04 < share < 0.12
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_launches", "words"),
+    [
+        ({"data_path": "sliced"}, 5000, "5000 launches"),
+        ({"data_path": "sliced"}, None, "could not be counted"),
+        ({"data_path": "loader", "loader_pin_memory": False}, 10, "pageable"),
+    ],
+)
+def test_host_share_is_unknown_where_the_host_waits_for_the_gpu(
+    changes: dict[str, Any], num_launches: int | None, words: str
+) -> None:
+    loop, recipe = launching(torch.device("cuda:0")), recipe_with(**changes)
+    share, why = run_worker._host_share(loop, recipe, 0.1, num_launches)
+    assert share is None and words in (why or "")
+    assert run_worker._host_share(launching(CPU), recipe, 0.1, 10)[0] is None
+
+
+def test_launches_are_counted_without_computing() -> None:
+    experiment = subject_of(SHORT_MLP).experiment
+    data = built_data(experiment, experiment.train_data)
+    whole = run_worker.counted_launches(experiment, data, recipe_with(micro_batch_size=64))
+    parts = run_worker.counted_launches(experiment, data, recipe_with(micro_batch_size=16))
+    assert whole is not None and 5 < whole < 100 and parts == 4 * whole
+
+
+def test_blocks_are_long_enough_when_the_first_steps_were_slow() -> None:
+    class Steps(Launching):
+        def run(self, num_updates: int) -> int:
+            sleep_s(0.02 * num_updates)
+            return num_updates
+
+    loop = dataclasses.replace(launching(CPU), runner=Steps())
+    # The first steps took a second each.
+    assert run_worker._updates_per_block(loop, recipe_with(), 1.0, 0.05) >= 2
 
 
 # The recipe.
@@ -273,16 +329,17 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, *readings: float | None) -> energy
 
 
 def test_energy_of_a_gpu_is_what_its_counter_gained(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fake_gpu(monkeypatch, 10.0, 10.0, 13.5).used() == (3.5, None)
+    assert fake_gpu(monkeypatch, 10.0, 13.5).used() == (3.5, None)
 
 
 def test_energy_when_the_driver_has_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    joules, why = fake_gpu(monkeypatch, None).used()
-    assert joules is None and "no energy counter" in (why or "")
+    monkeypatch.setattr(energy, "gpu_joules", lambda device: "not readable: no counter")
+    meter = energy.StepEnergy(torch.device("cuda:0"))
+    assert meter.used() == (None, "not readable: no counter") and not meter.is_early()
 
 
 def test_energy_when_the_driver_was_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    joules, why = fake_gpu(monkeypatch, 10.0, 10.0, 1.0).used()
+    joules, why = fake_gpu(monkeypatch, 10.0, 1.0).used()
     assert joules is None and (why or "").startswith("not readable")
 
 
@@ -295,8 +352,10 @@ def test_energy_of_a_cpu_by_rapl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(energy, "elapsed_s", lambda: clock.now)
     meter = energy.StepEnergy(CPU)
     (zone / "energy_uj").write_text("2500000")
+    assert meter.is_early()
     assert meter.used() == (None, "not readable: measured for less than a second")
     clock.now = 2.0
+    assert not meter.is_early()
     assert meter.used() == (2.5, None)
 
 

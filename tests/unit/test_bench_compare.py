@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from flatout.bench import compare as bench_compare
 from flatout.bench import report, table_texts
 from flatout.bench.effort import FULL
-from flatout.bench.groups import group_of
 from flatout.bench.read_files import read_files, short_names
 from flatout.cli.commands.bench_compare import compare as command
 from flatout.errors import FlatoutError, UsageError
@@ -232,69 +231,6 @@ def test_drift_is_said() -> None:
     found = compared(bench(row(MATMUL, noisy(1))), bench(row(MATMUL, slower)))
     text = f"B: 1 row drifted during the measurement (most: {MATMUL}, -10 %)"
     assert text in found.warnings
-
-
-@pytest.mark.parametrize(
-    ("id", "group"),
-    [
-        ("limits/matmul/bf16", "compute"), ("limits/memory/copy", "memory"),
-        ("limits/to-device/pinned", "copies"), ("limits/pinned", "copies"),
-        ("limits/launch/graph", "launch latency"), ("limits/loader/start", "data path"),
-        ("limits/disk/home/small-files", "disk"), ("limits/process/python", "process start"),
-        ("limits/all-reduce/gloo/1MiB", "communication"), ("run/mlp/plain/matmul", "training"),
-        ("frameworks/mlp/jax/cuda/step_s", "training"),
-        ("", "other"), ("what", "other"),
-    ],
-)  # fmt: skip
-def test_group_of(id: str, group: str) -> None:
-    assert group_of(id) == group
-
-
-def test_groups_decompose_the_difference() -> None:
-    first = [
-        row(MATMUL, noisy(1)),
-        row("limits/matmul/bf16", noisy(2)),
-        row("limits/disk/a", noisy(3)),
-    ]
-    second = [
-        row(MATMUL, noisy(4, 200)), row("limits/matmul/bf16", noisy(5, 50)),
-        row("limits/disk/a", noisy(6)),
-    ]  # fmt: skip
-    compute, disk = compared(bench(*first), bench(*second)).groups
-    assert (compute.group, compute.num_rows) == ("compute", 2)
-    assert (compute.lowest, compute.highest) == ("limits/matmul/bf16", MATMUL)
-    assert abs(compute.ratio.middle - 1) < 0.05 and disk.group == "disk"
-
-
-def test_step_parts_say_where_a_step_became_slower() -> None:
-    def step(seconds: float, wait: float) -> BenchFile:
-        return bench(
-            row("run/mlp/flatout/step_s", [seconds] * 5, unit="s", is_higher_better=False),
-            row("run/mlp/flatout/data_wait", [wait] * 5, unit="share", is_higher_better=False),
-            kind="run",
-        )
-
-    data, rest = compared(step(0.1, 0.1), step(0.2, 0.5)).step_parts
-    assert data.part == "data path" and data.seconds == (0.1 * 0.1, 0.2 * 0.5)
-    shares = (data.shares[1], rest.shares[1])
-    assert [round(share or 0, 9) for share in shares] == [0.9, 0.1]
-
-
-def test_step_parts_count_waiting_for_data_once() -> None:
-    def step(seconds: float, **shares: float) -> BenchFile:
-        parts = [
-            row(f"run/mlp/flatout/{end}", [share] * 5, unit="share", is_higher_better=False)
-            for end, share in shares.items()
-        ]
-        whole = row("run/mlp/flatout/step_s", [seconds] * 5, unit="s", is_higher_better=False)
-        return bench(whole, *parts, kind="run")
-
-    shares = {"data_wait_share": 0.6, "host_share": 0.9}
-    parts = compared(step(1.0, **shares), step(2.0, **shares)).step_parts
-    assert [part.seconds[0] for part in parts] == pytest.approx([0.6, 0.3, 0.1])
-    without = compared(step(1.0), step(2.0, **shares))
-    assert not without.step_parts
-    assert any(text.startswith("steps not divided into parts: mlp") for text in without.warnings)
 
 
 def altered(path: Sequence[str | int], value: Any) -> bytes:

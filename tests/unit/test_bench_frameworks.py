@@ -203,7 +203,7 @@ def test_fastest_ignores_what_failed_or_computes_something_else() -> None:
 
 def test_way_rows_have_the_contract_of_ids() -> None:
     rows = {row.id.rpartition("/")[2]: row for row in rows_for("jax", (1.0, 1.1, 1.2))}
-    assert rows["step_s"].id == "run/mlp/jax/cpu/step_s"
+    assert rows["step_s"].id == "frameworks/mlp/jax/cpu/step_s"
     assert rows["samples_per_s"].samples == pytest.approx((64_000.0,) * 9)
     assert rows["mfu"].samples == pytest.approx((0.1,) * 9)
     assert rows["loss"].samples == (1.0, 1.1, 1.2) and "accuracy" not in rows
@@ -276,9 +276,9 @@ def test_turns_measure_what_computes_the_same(turns: framework_turns.Turns) -> N
     ways = [way("tensorflow", "xla", "graph"), way("paddle", "to_static")]
     values = list(turns.measure(ways))
     rows = {value.id: value for value in values if isinstance(value, BenchRow)}
-    assert len(rows["run/mlp/tensorflow/cpu/step_s"].samples) == 9
-    assert rows["run/mlp/tensorflow/cpu/step_s"].conditions["recipe"] == "xla"
-    unread = rows["run/mlp/paddle/cpu/step_s"].unread or ""
+    assert len(rows["frameworks/mlp/tensorflow/cpu/step_s"].samples) == 9
+    assert rows["frameworks/mlp/tensorflow/cpu/step_s"].conditions["recipe"] == "xla"
+    unread = rows["frameworks/mlp/paddle/cpu/step_s"].unread or ""
     assert "computes something else: loss 1.5" in unread and "has 1" in unread
     # What it was compared with was not asked for.
     assert not any("/plain/" in id for id in rows)

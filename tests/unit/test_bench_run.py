@@ -45,7 +45,8 @@ def reply(**changes: Any) -> WorkloadMeasured:
         "step_s": (0.01, 0.02), "time_to_steps_s": 3.5, "peak_bytes": 2**28,
         "no_energy": "not readable: no counters", "data_share": 0.25, "loss": 0.5,
     }  # fmt: skip
-    return WorkloadMeasured(**known | changes)
+    known |= changes
+    return WorkloadMeasured(**{"mean_samples": (64.0,) * len(known["step_s"]), **known})
 
 
 def series(
@@ -162,6 +163,26 @@ def test_mfu_says_what_is_missing() -> None:
     assert "no matrix product in bf16" in (unread(reply(dtype="bf16"), {"fp32": 1.0}) or "")
     no_flops = reply(flops_per_step=None, not_counted="FLOPs not counted: no kernel")
     assert unread(no_flops, {"fp32": 1.0}) == "FLOPs not counted: no kernel"
+
+
+def test_rows_when_batches_are_not_whole() -> None:
+    short = reply(mean_samples=(48.0, 64.0))
+    rows = by_end(list(rows_of(series("mlp", "plain", short), {"fp32": 1e11})))
+    assert rows["samples_per_s"].samples == (4800, 3200)
+    assert rows["mfu"].samples == pytest.approx((0.48, 0.32))
+    assert rows["step_s"].conditions["flops_per_step"] == "5.6e+08"
+    assert rows["step_s"].conditions["samples_per_step"] == "56"
+
+
+def test_rows_when_one_process_failed() -> None:
+    rows = list(rows_of(series("mlp", "plain", reply(), reply(), problem="killed"), NO_LIMITS))
+    assert rows and all(row.unread == "killed" and not row.samples for row in rows)
+
+
+def test_host_share_that_is_not_known_has_its_reason() -> None:
+    one = reply(no_host_share="the host waits for copies from pageable memory")
+    rows = by_end(list(rows_of(series("mlp", "plain", one), NO_LIMITS)))
+    assert rows["host_share"].unread == one.no_host_share
 
 
 def test_rows_when_nothing_could_be_measured() -> None:

@@ -103,7 +103,7 @@ def interval(middle: float, width: float = 0.1) -> Interval:
 def report(operators: SlowResponse, device: str = "cuda:0") -> SlowHostReport:
     return SlowHostReport(
         flatout="1", workload="mlp", size="small", device=device, name="RTX 2080 Ti", torch="2.13",
-        num_threads=8, data="made up", step_s=interval(1e-3), host_share=0.3, mode_s=1e-6,
+        num_threads=8, data="made up", step_s=interval(1e-3), mode_s=1e-6,
         operators=operators, loader=_response("loader", answer(0.0, 1.0), 1),
         quotas=(QuotaResponse(share=0.5, ratio=interval(1.9)),),
         levels=(
@@ -139,7 +139,7 @@ def test_words_when_nothing_was_felt() -> None:
 def test_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     print_slow_host(report(_response("operators", answer(0.0, 60.0), 60)))
     shown = capsys.readouterr().out
-    assert "host busy 30 %" in shown and "x1.20" in shown and "counted only" in shown
+    assert "x1.20" in shown and "counted only" in shown
     assert re.search("50 % of the time +2 ms +x1.90", shown)
 
 

@@ -20,6 +20,7 @@ from flatout.schema.bench_comparison import (
     ComparedRow,
     ComparedValue,
     LoadedBench,
+    StepPart,
     Verdict,
 )
 from flatout.schema.machine import Machine
@@ -64,16 +65,26 @@ def compare(files: Sequence[LoadedBench]) -> BenchComparison:
     about = tuple(_about(one) for one in files)
     differing = differences.differing(files)
     warnings = differences.warnings(files, differing)
+    parts = tuple(groups.step_parts(files))
     return BenchComparison(
         files=about,
         rows=tuple(rows),
         groups=tuple(groups.group_changes(rows, about)),
-        step_parts=tuple(groups.step_parts(files)),
+        step_parts=parts,
         differing=differing,
-        warnings=(*warnings, *_row_warnings(rows, about)),
+        warnings=(*warnings, *_row_warnings(rows, about), *_undivided(files, parts)),
         num_tests=len(list(_changes(rows))),
         left_out=tuple(id for id in ids if id not in set(shown)),
     )
+
+
+def _undivided(files: Sequence[LoadedBench], parts: Sequence[StepPart]) -> Iterator[str]:
+    workloads = list(groups.undivided(files, parts))
+    if workloads:
+        yield (
+            f"steps not divided into parts: {', '.join(workloads)} (a share of waiting for data or"
+            " of the host is needed in every file)"
+        )
 
 
 def machine_text(machine: Machine) -> str:

@@ -26,10 +26,11 @@ _GROUPS: dict[str, Group] = {
     "data": "data path", "dataloader": "data path", "disk": "disk", "process": "process start",
     "python": "process start", "import": "process start",
 }  # fmt: skip
+_HOST_PART = "launch latency and host"
 # Ends of ids of shares of a step, with what they are a share of its time for.
 _SHARES = {
     "data_wait": "data path", "data_wait_share": "data path",
-    "host_share": "launch latency and host",
+    "host_share": _HOST_PART,
 }  # fmt: skip
 _STEPS = ("step_s", "step_time", "step_time_s")
 # A smaller difference of a step is not divided into parts.
@@ -40,7 +41,7 @@ def group_of(id: str) -> Group:
     """What a row belongs to; rows of workloads are training."""
     kind, _, rest = id.partition("/")
     first = re.split(r"[/ ]", rest)[0].lower().replace("_", "-")
-    return "training" if kind == "run" else _GROUPS.get(first, "other")
+    return "training" if kind in ("run", "frameworks") else _GROUPS.get(first, "other")
 
 
 def group_changes(
@@ -86,13 +87,10 @@ def step_parts(files: Sequence[LoadedBench]) -> Iterator[StepPart]:
 def _parts_of(workload: str, id: str, tables: Sequence[dict[str, BenchRow]]) -> Iterator[StepPart]:
     wholes = [median(table[id].samples) for table in tables]
     known: dict[str, list[float]] = {}
-    for end, part in _SHARES.items():
-        rows = [table.get(f"{workload}/{end}") for table in tables]
-        shares = [median(row.samples) for row in rows if row is not None and row.unit == "share"]
-        if len(shares) == len(tables) and all(share <= 1 for share in shares):
-            known[part] = [whole * share for whole, share in zip(wholes, shares, strict=True)]
+    for part, shares in _shares(workload, tables).items():
+        known[part] = [whole * share for whole, share in zip(wholes, shares, strict=True)]
     rest = [whole - math.fsum(part[i] for part in known.values()) for i, whole in enumerate(wholes)]
-    if not known or min(rest) < 0:
+    if not known:
         return
     for part, seconds in {**known, "compute and the rest": rest}.items():
         yield StepPart(
@@ -101,6 +99,33 @@ def _parts_of(workload: str, id: str, tables: Sequence[dict[str, BenchRow]]) -> 
             seconds=tuple(seconds),
             shares=tuple(_share(seconds, wholes, i) for i in range(len(tables))),
         )
+
+
+def undivided(files: Sequence[LoadedBench], parts: Sequence[StepPart]) -> Iterator[str]:
+    """The workloads whose steps all files have, but not the parts of these."""
+    divided = {part.workload for part in parts}
+    tables = [{row.id for row in one.file.rows if row.samples} for one in files]
+    for id in sorted(set.intersection(*tables)) if len(tables) > 1 else ():
+        workload, _, end = id.removeprefix("run/").rpartition("/")
+        if id.startswith("run/") and end in _STEPS and workload not in divided:
+            yield workload
+
+
+def _shares(workload: str, tables: Sequence[dict[str, BenchRow]]) -> dict[str, list[float]]:
+    """By part: its share of the step in each file; only those that all files have.
+
+    The host fetches the batches too, so waiting for data is taken from its share.
+    """
+    found: dict[str, list[float]] = {}
+    for end, part in _SHARES.items():
+        rows = [table.get(f"{workload}/{end}") for table in tables]
+        shares = [median(row.samples) for row in rows if row is not None and row.unit == "share"]
+        if len(shares) == len(tables) and all(share <= 1 for share in shares):
+            found[part] = shares
+    data, host = found.get("data path"), found.get(_HOST_PART)
+    if data is not None and host is not None:
+        found[_HOST_PART] = [max(one - wait, 0.0) for one, wait in zip(host, data, strict=True)]
+    return found
 
 
 def _share(seconds: Sequence[float], wholes: Sequence[float], place: int) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -46,8 +46,8 @@ _QUANTITIES: tuple[tuple[str, str, Unit, bool], ...] = (
     ("peak_memory", "peak memory", "B", False),
     ("energy", "energy", "J/sample", False),
     ("data_wait_share", "waiting for data", "share", False),
-    ("host_share", "host's share of the step", "share", False),
-    ("time_to_steps", "time to the first steps", "s", False),
+    ("host_share", "host share", "share", False),
+    ("time_to_steps", "time to N steps", "s", False),
     ("loss", "loss after these steps", "loss", False),
     ("accuracy", "accuracy after these steps", "share", True),
 )
@@ -111,12 +111,13 @@ def _more(name: str, series: Series) -> dict[str, str]:
     if name != "step_s" or not series.replies:
         return {}
     first = series.replies[0]
-    flops = first.flops_per_step
+    flops, whole = first.flops_per_step, first.samples_per_step
+    mean = fmean(samples for reply in series.replies for samples in reply.mean_samples)
     return {
-        "flops_per_step": "unknown" if flops is None else f"{flops:.6g}",
+        "flops_per_step": "unknown" if flops is None else f"{flops * mean / whole:.6g}",
         "parameters": str(first.num_parameters),
         "memory_bytes": str(max(reply.peak_bytes for reply in series.replies)),
-        "samples_per_step": str(first.samples_per_step),
+        "samples_per_step": f"{mean:.6g}",
         "recipe": series.recipe,
     }
 
@@ -124,19 +125,18 @@ def _more(name: str, series: Series) -> dict[str, str]:
 def _samples(name: str, series: Series, limits: Limits | str) -> tuple[Sequence[float], str | None]:
     """The samples of a quantity; or none, with the reason if there should be some."""
     replies = series.replies
-    if not replies:
+    # The file says how many processes there were: of fewer, intervals would be too narrow.
+    if series.problem is not None or not replies:
         return (), series.problem or "not measured"
     first = replies[0]
     steps_s = [step_s for reply in replies for step_s in reply.step_s]
     if name == "step_s":
         return steps_s, None
     if name in ("samples_per_s", "tokens_per_s"):
-        per_step = first.samples_per_step
-        if name == "tokens_per_s":
-            per_step *= first.tokens_per_sample or 1
-        return [per_step / step_s for step_s in steps_s], None
+        per_sample = (first.tokens_per_sample or 1) if name == "tokens_per_s" else 1
+        return [rate * per_sample for rate in _rates(replies)], None
     if name == "mfu":
-        return _mfu(first, steps_s, limits)
+        return _mfu(first, _rates(replies), limits)
     if name == "peak_memory":
         return [float(reply.peak_bytes) for reply in replies], None
     if name == "energy":
@@ -147,7 +147,7 @@ def _samples(name: str, series: Series, limits: Limits | str) -> tuple[Sequence[
         return _positive(shares, "no time: the data is there when it is needed")
     if name == "host_share":
         shares = [reply.host_share for reply in replies if reply.host_share is not None]
-        return shares, None if shares else "on a CPU, the host is the device"
+        return shares, None if shares else first.no_host_share or "not measured"
     if name == "time_to_steps":
         return [reply.time_to_steps_s for reply in replies], None
     if name == "loss":
@@ -156,13 +156,22 @@ def _samples(name: str, series: Series, limits: Limits | str) -> tuple[Sequence[
     return _positive(accuracies, "nothing was right") if accuracies else ((), None)
 
 
+def _rates(replies: Sequence[WorkloadMeasured]) -> list[float]:
+    """Samples per second of each block."""
+    return [
+        samples / step_s
+        for reply in replies
+        for samples, step_s in zip(reply.mean_samples, reply.step_s, strict=True)
+    ]
+
+
 def _positive(values: Sequence[float], if_zero: str) -> tuple[Sequence[float], str | None]:
     """No ratio can be made of a zero, so a file has none."""
     return (values, None) if values and min(values) > 0 else ((), if_zero)
 
 
 def _mfu(
-    reply: WorkloadMeasured, steps_s: Sequence[float], limits: Limits | str
+    reply: WorkloadMeasured, rates: Sequence[float], limits: Limits | str
 ) -> tuple[Sequence[float], str | None]:
     """FLOPs of the network over what the device computes at most with this dtype.
 
@@ -175,10 +184,5 @@ def _mfu(
     limit = limits.get(reply.dtype)
     if limit is None:
         return (), f"the stored limits have no matrix product in {reply.dtype}"
-    return [reply.flops_per_step / step_s / limit for step_s in steps_s], None
-
-
-def median_of(rows: Sequence[BenchRow], id: str) -> float | None:
-    """The median of a row; None if it was not measured."""
-    row = next((row for row in rows if row.id == id), None)
-    return median(row.samples) if row is not None and row.samples else None
+    flops_per_sample = reply.flops_per_step / reply.samples_per_step
+    return [flops_per_sample * rate / limit for rate in rates], None

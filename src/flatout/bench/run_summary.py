@@ -14,6 +14,8 @@ from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
 
 SPEEDS = ("samples_per_s", "tokens_per_s")
+# First parts of ids: plain loop and flatout, or other frameworks, whose quantities differ.
+_KINDS = ("run", "frameworks")
 _NUM_PARTS = 5
 # Of one process each. Two that did the same next to other programs differed by x2.0 (2026-11-24).
 _LEAST_ALONE, _LEAST_ALONE_BUSY = 0.25, 3.0
@@ -56,7 +58,7 @@ def summaries(file: BenchFile) -> list[RunSummary]:
     found: dict[tuple[str, str], dict[str, dict[str, BenchRow]]] = {}
     for row in file.rows:
         parts = row.id.split("/")
-        if len(parts) == _NUM_PARTS and parts[0] == "run":
+        if len(parts) == _NUM_PARTS and parts[0] in _KINDS:
             _, workload, way, device, quantity = parts
             ways = found.setdefault((workload, device), {})
             ways.setdefault(way, {})[quantity] = row

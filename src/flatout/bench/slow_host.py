@@ -235,7 +235,7 @@ def report_of(
     effort: _Effort,
 ) -> SlowHostReport:
     """The fits and what they mean."""
-    ready, base = blocks.ready, blocks.timed[_NONE]
+    ready = blocks.ready
     modes_s = _modes_s(blocks, request.device)
     steps_s = blocks.steps_s(_NONE)
     report = SlowHostReport(
@@ -252,7 +252,6 @@ def report_of(
             "block_s": str(effort.block_s), "batch_size": str(request.size.batch_size),
         },
         step_s=median_interval(steps_s, effort.num_processes),
-        host_share=min(median([b.host_s / b.step_s for b in base]), 1.0),
         mode_s=max(median(modes_s), 0.0),
         operators=_response(
             "operators", _answer("operators", blocks, request.device, modes_s), ready.num_launches

@@ -55,9 +55,12 @@ class WorkloadMeasured(Reply, frozen=True, kw_only=True, tag="workload"):
     name, uuid: of the GPU, None on a CPU. data: what was trained on.
     dtype: of matrix products, as limits name them.
     flops_per_step: counted by torch; None with the reason in not_counted.
+    samples_per_step: of a whole batch. mean_samples: of a step, in each block: the last batch of an
+        epoch may be smaller.
     step_s: mean step time of each block. time_to_steps_s: since started_at, with compile time.
     peak_bytes: of the GPU, or of the process. energy_j: per sample; None with its reason.
-    data_share, host_share: of the loop's time; host_share is None on a CPU.
+    data_share: of the loop's time. host_share: of a step, for which the host is busy with it; None
+        with its reason.
     loss, accuracy: on a part of the validation data after num_steps; None if there is no accuracy.
     """
 
@@ -69,6 +72,7 @@ class WorkloadMeasured(Reply, frozen=True, kw_only=True, tag="workload"):
     dtype: str
     num_parameters: int
     samples_per_step: int
+    mean_samples: tuple[float, ...]
     tokens_per_sample: int | None = None
     flops_per_step: float | None = None
     not_counted: str | None = None
@@ -79,6 +83,7 @@ class WorkloadMeasured(Reply, frozen=True, kw_only=True, tag="workload"):
     no_energy: str | None = None
     data_share: float
     host_share: float | None = None
+    no_host_share: str | None = None
     loss: float
     accuracy: float | None = None
 

@@ -114,7 +114,6 @@ class SlowHostReport(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     settings: dict[str, str] = {}
     step_s: Interval
-    host_share: float
     mode_s: float
     operators: SlowResponse
     loader: SlowResponse

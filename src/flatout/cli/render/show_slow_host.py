@@ -24,8 +24,6 @@ def print_slow_host(report: SlowHostReport) -> None:
     device = [report.device, report.name, threads, f"torch {report.torch}"]
     launches = counted_text(report.operators.num_per_step, "launch", "launches")
     step = [interval_text(report.step_s, "s"), launches]
-    if report.device != "cpu":
-        step.append(f"host busy {percent_text(report.host_share, 0)}")
     show.print_lines(console, [
         ("workload", wording.DOT.join([report.workload, report.size, report.data])),
         ("device", wording.DOT.join(part for part in device if part)),

@@ -23,19 +23,23 @@ class StepEnergy:
 
     def __init__(self, device: torch.device) -> None:
         self._joules: Callable[[], float | None]
+        counter: Callable[[], float | None] | str
         self._problem: str | None = None
         if device.type == "cuda":
-            self._joules = gpu_joules(device)
-            if self._joules() is None:
-                self._problem = "not readable: the driver has no energy counter for this GPU"
+            counter = gpu_joules(device)
         else:
-            counter = rapl_counter()
-            if isinstance(counter, str):
-                self._problem = counter
-            else:
-                self._joules = counter.joules
+            rapl = rapl_counter()
+            counter = rapl if isinstance(rapl, str) else rapl.joules
+        if isinstance(counter, str):
+            self._problem = counter
+        else:
+            self._joules = counter
         self._began_s = elapsed_s()
         self._began_j = None if self._problem else self._joules()
+
+    def is_early(self) -> bool:
+        """Whether there is a counter, but it has not been read for long enough."""
+        return self._began_j is not None and elapsed_s() - self._began_s < _LEAST_S
 
     def used(self) -> tuple[float | None, str | None]:
         """Joules, or None with the reason."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
+from contextlib import AbstractContextManager
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from flatout.engine.bench.blocks import failure_text
 from flatout.engine.bench.energy import StepEnergy
 from flatout.engine.bench.limits_worker import failed
 from flatout.engine.bench.run_recipe import chosen_recipe
+from flatout.engine.bench.slow_host import SlowOperators
 from flatout.engine.bench.waiting import wait_for
 from flatout.engine.bench.workloads import Subject, part_of, subject_of
 from flatout.engine.experiment import Experiment
@@ -39,7 +43,9 @@ from flatout.system.json_process import JsonStdio
 # Of the validation data, as many as this tell what has been learned.
 _MOST_EVALUATED = 512
 _MOST_UPDATES = 1024
-_HOST_UPDATES = 5
+_NUM_HOST_TIMES = 5
+# A queue of CUDA holds 1,024 launches; where it is full, the host waits for the GPU.
+_MOST_QUEUED = 1000
 _NUM_WARM_UPS = 3
 
 
@@ -84,12 +90,16 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
     num_updates = _updates_per_block(loop, recipe, step_s, request.block_s)
     before, energy = timer.split_s(), StepEnergy(builder.device)
     blocks = [loop.timed(num_updates) for _ in range(request.num_blocks)]
+    num_samples = sum(block.num_samples for block in blocks)
+    while energy.is_early():
+        num_samples += loop.timed(num_updates).num_samples
     energy_j, no_energy = energy.used()
     after, peak_bytes = timer.split_s(), peak_memory_bytes(builder.device)
-    num_samples = sum(block.num_samples for block in blocks)
     spent = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
     flops, not_counted = counted_flops(subject.experiment, builder.train_data)
-    host_share = _host_share(loop)
+    steady_s = median([block.took_s / num_updates for block in blocks])
+    num_launches = counted_launches(subject.experiment, builder.train_data, recipe)
+    host_share, no_host_share = _host_share(loop, recipe, steady_s, num_launches)
     name, uuid = _gpu(builder.device)
     loop.runner.close()
     return WorkloadMeasured(
@@ -101,6 +111,7 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
         dtype=recipe.precision.value,
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         samples_per_step=samples_per_step,
+        mean_samples=tuple(block.num_samples / num_updates for block in blocks),
         tokens_per_sample=_tokens_per_sample(subject.experiment, builder.train_data),
         flops_per_step=flops,
         not_counted=not_counted,
@@ -111,6 +122,7 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
         no_energy=no_energy,
         data_share=spent.get("data", 0.0) / (sum(spent.values()) or 1.0),
         host_share=host_share,
+        no_host_share=no_host_share,
         loss=loss,
         accuracy=accuracy,
     )
@@ -119,10 +131,17 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
 def _loop(
     builder: CandidateBuilder, changes: dict[str, Any] | None, timer: StepTimer
 ) -> tuple[TimedLoop, Recipe]:
+    """The loop and its recipe.
+
+    Nothing else runs between its blocks, so there are no batches that were read meanwhile and must
+    be used up: they would be untimed updates in the energy, the losses and the first steps.
+    """
     if changes is None:
-        return builder.plain(timer=timer), builder.plain_recipe()
-    session = builder.session(changes)
-    return builder.contestant(session, timer), session.recipe
+        loop, recipe = builder.plain(timer=timer), builder.plain_recipe()
+    else:
+        session = builder.session(changes)
+        loop, recipe = builder.contestant(session, timer), session.recipe
+    return dataclasses.replace(loop, num_ahead=0), recipe
 
 
 def _model_of(loop: TimedLoop) -> nn.Module:
@@ -139,11 +158,14 @@ def _first_steps(loop: TimedLoop, num_steps: int) -> tuple[int, float]:
 
 
 def _updates_per_block(loop: TimedLoop, recipe: Recipe, step_s: float, block_s: float) -> int:
-    """Updates that take at least block_s, after some to warm up."""
+    """Updates that take at least block_s, after some to warm up.
+
+    step_s is of the first steps, with captures and compile time: it only says whether warming up
+    takes long.
+    """
     num_updates = max(1, recipe.steps_per_launch.value)
-    if num_updates * step_s >= block_s:
-        return num_updates
-    loop.timed(max(_NUM_WARM_UPS, num_updates))
+    if num_updates * step_s < block_s:
+        loop.timed(max(_NUM_WARM_UPS, num_updates))
     while num_updates < _MOST_UPDATES and loop.timed(num_updates).took_s < block_s:
         num_updates *= 2
     return num_updates
@@ -192,19 +214,39 @@ def counted_flops(experiment: Experiment, train_data: Any) -> tuple[float | None
     Counted without computing, on meta tensors; matrix products, convolutions and attention, without
     the optimizer.
     """
+    counter = FlopCounterMode(display=False)
+    problem = _on_meta(experiment, train_data, counter)
+    if problem is not None:
+        return None, f"FLOPs not counted: {problem}"
+    return float(counter.get_total_flops()), None
+
+
+def counted_launches(experiment: Experiment, train_data: Any, recipe: Recipe) -> int | None:
+    """Operators of a step's forward and backward that start work; None if not counted."""
+    counter = SlowOperators(elapsed_s)
+    if _on_meta(experiment, train_data, counter) is not None:
+        return None
+    num_parts = -(-experiment.batch_size // max(1, recipe.micro_batch_size.value))
+    return counter.num_launches * num_parts
+
+
+def _on_meta(
+    experiment: Experiment, train_data: Any, counter: AbstractContextManager[Any]
+) -> str | None:
+    """Forward and backward of one batch on meta tensors; the reason if that fails."""
     assert experiment.loss is not None
     try:
         with torch.device("meta"):
             on_meta = experiment.model().train()
         batch = _meta(part_of(train_data, 0, experiment.batch_size))
-        with FlopCounterMode(display=False) as counter:
+        with counter:
             value = experiment.loss(on_meta, batch)
             assert isinstance(value, torch.Tensor), "the loss of a workload is a mean"
             value.backward()
     # An operator has no meta kernel, or the loss reads a value.
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        return None, f"FLOPs not counted: {failure_text(error)}"
-    return float(counter.get_total_flops()), None
+        return failure_text(error)
+    return None
 
 
 def _meta(batch: Any) -> Any:
@@ -218,17 +260,43 @@ def _tokens_per_sample(experiment: Experiment, train_data: Any) -> int | None:
     return first.shape[1] - 1 if is_text and experiment.unit != "images" else None
 
 
-def _host_share(loop: TimedLoop) -> float | None:
-    """The share of a step in which the host is busy; None on a CPU, which is the host."""
-    if loop.device.type != "cuda":
-        return None
-    wait_for(loop.device)
+def _host_share(
+    loop: TimedLoop, recipe: Recipe, step_s: float, num_launches: int | None
+) -> tuple[float | None, str | None]:
+    """The time of the host for a step over step_s; None with the reason.
+
+    Measured from an idle GPU, one launch at a time, so that the host never waits for the GPU.
+    """
+    reason = _no_host_share(loop, recipe, num_launches)
+    if reason is not None:
+        return None, reason
+    num_updates = max(1, recipe.steps_per_launch.value)
+    times_s = []
     with loop.settings():
-        began_s = elapsed_s()
-        loop.runner.run(_HOST_UPDATES)
-        host_s = elapsed_s() - began_s
+        for _ in range(_NUM_HOST_TIMES):
+            wait_for(loop.device)
+            began_s = elapsed_s()
+            loop.runner.run(num_updates)
+            times_s.append(elapsed_s() - began_s)
         wait_for(loop.device)
-        return host_s / (elapsed_s() - began_s)
+    return min(median(times_s) / num_updates / step_s, 1.0), None
+
+
+def _no_host_share(loop: TimedLoop, recipe: Recipe, num_launches: int | None) -> str | None:
+    """Why the host cannot be timed apart from the GPU."""
+    if loop.device.type != "cuda":
+        return "on a CPU, the host is the device"
+    is_plain = isinstance(loop.runner, BaselineLoop)
+    is_loader = recipe.data_path.value in ("loader", "cached")
+    if is_plain or (is_loader and not recipe.loader_pin_memory.value):
+        return "the host waits for copies from pageable memory"
+    if recipe.capture.value != "off":
+        return None
+    if num_launches is None:
+        return "the launches of a step could not be counted"
+    if num_launches > _MOST_QUEUED:
+        return f"about {num_launches} launches in a step: the host waits for a full queue"
+    return None
 
 
 def _gpu(device: torch.device) -> tuple[str | None, str | None]:

@@ -17,15 +17,16 @@ class EnergyMeter:
     """The mean power since this was made.
 
     Args:
-        joules: reads a counter of energy; None where it cannot be read.
+        joules: reads a counter of energy; a text if there is none.
         seconds: reads a clock.
     """
 
     def __init__(
-        self, joules: Callable[[], float | None], seconds: Callable[[], float] = elapsed_s
+        self, joules: Callable[[], float | None] | str, seconds: Callable[[], float] = elapsed_s
     ) -> None:
-        self._joules, self._seconds = joules, seconds
-        self._began_j, self._began_s = joules(), seconds()
+        self._joules = _nothing if isinstance(joules, str) else joules
+        self._seconds = seconds
+        self._began_j, self._began_s = self._joules(), seconds()
 
     def mean_w(self) -> float | None:
         """Watts; None if unknown, or where it is too early to say."""
@@ -39,26 +40,30 @@ class EnergyMeter:
         )
 
 
-def gpu_joules(device: torch.device) -> Callable[[], float | None]:
-    """A function that reads the energy used by a device since its driver was loaded.
+def gpu_joules(device: torch.device) -> Callable[[], float | None] | str:
+    """A function that reads the energy used by a device since its driver was loaded; or why not.
 
     On a CPU it is unknown: since 2020 Linux shows the counters only to root. Windows' driver is
     not asked, where NVML may hang. Cards before Volta have no such counter.
 
     Source: https://docs.nvidia.com/deploy/nvml-api/ (nvmlDeviceGetTotalEnergyConsumption).
     """
-    if device.type != "cuda" or has_windows_driver():
-        return _nothing
+    if device.type != "cuda":
+        return "not readable on a CPU"
+    if has_windows_driver():
+        return "not readable: Windows' driver is not asked, because it may hang"
     try:
         import pynvml  # type: ignore[import-untyped]
-
+    except ImportError:
+        return "not readable: pynvml is not installed"
+    try:
         pynvml.nvmlInit()
         # Not by its number, which CUDA_VISIBLE_DEVICES changes.
         uuid = torch.cuda.get_device_properties(device).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception:  # noqa: BLE001 - NVML is missing, or the card does not report it
-        return _nothing
+    except Exception as error:  # noqa: BLE001 - NVML is missing, or the card does not report it
+        return f"not readable: NVML has no energy counter for this GPU ({error})"
 
     def read() -> float | None:
         try:
