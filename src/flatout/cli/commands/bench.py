@@ -53,7 +53,7 @@ def limits(
     is_json: bool,
     **interpreter: str | None,
 ) -> None:
-    """Measure the limits of this machine, in 90 seconds.
+    """Measure the limits of this machine, in two minutes.
 
     Matrix products by dtype, memory, copies, launches, all-reduce, disks and process starts, beside
     the maker's peaks. The result is stored, and shown again the next time.
