@@ -108,7 +108,7 @@ class Runs:
         return Training(self.folder(name), process, self.logs / f"{name}.log")
 
     def make_ready(self) -> None:
-        """Cleans up after the previous fault."""
+        """Cleans up after the previous fault; most leave nothing behind."""
 
     def reference(self, settings: str = "") -> RunFolder:
         """An undisturbed run with these settings."""

@@ -35,7 +35,7 @@ class FrameworkDataRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameworkData(Reply, frozen=True, kw_only=True, tag="written"):
-    """What was written, and what is to be computed.
+    """The files that were written, and the computation that each framework repeats.
 
     num_samples: those of full batches. flops_per_step: counted by torch; None if it cannot.
     """

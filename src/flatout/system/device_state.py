@@ -136,7 +136,7 @@ def _used_share(nvml: Any, uuid: str) -> float | None:
 
 
 def _watch(nvml: Any, uuid: str) -> None:
-    """Prints a state a second, until nobody reads them."""
+    """Prints a state a second, until the reader closes the pipe."""
     while True:
         state = {**read_state(nvml, uuid), "used_share": _used_share(nvml, uuid)}
         sys.stdout.write(json.dumps(state) + "\n")

@@ -137,7 +137,7 @@ def _layer(layer: nn.Module) -> Layer:
 
 
 def optimizer_of(built: BuiltExperiment) -> dict[str, Any]:
-    """The optimizer with what all frameworks must be told, because their defaults differ."""
+    """The optimizer with every option set explicitly, because the defaults of frameworks differ."""
     optimizer = built.optimizers.only
     options = optimizer.defaults
     if isinstance(optimizer, torch.optim.Adam):
