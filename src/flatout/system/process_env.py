@@ -81,6 +81,11 @@ def visible_gpus() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def is_bus_order() -> bool:
+    """Whether CUDA counts GPUs in PCI bus order in a worker, as flatout's probe does."""
+    return os.environ.get(_GPU_ORDER, _ADDED[_GPU_ORDER]) == _ADDED[_GPU_ORDER]
+
+
 def ranks_limit() -> dict[str, str]:
     """The variable for the limit of ranks' waits, if they do not inherit it; nothing by default."""
     return {name: os.environ[name] for name in (RANKS_LIMIT_NAME,) if name in os.environ}
