@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from flatout.engine.bench import energy, run_worker
+from flatout.engine.bench.meta_counts import counted_flops, counted_launches
 from flatout.engine.bench.run_recipe import chosen_recipe
-from flatout.engine.bench.run_worker import counted_flops, evaluated, reply_to
+from flatout.engine.bench.run_worker import evaluated, reply_to
 from flatout.engine.bench.workloads import (
     part_of,
     random_images,
@@ -259,8 +260,8 @@ def test_host_share_is_unknown_where_the_host_waits_for_the_gpu(
 def test_launches_are_counted_without_computing() -> None:
     experiment = subject_of(SHORT_MLP).experiment
     data = built_data(experiment, experiment.train_data)
-    whole = run_worker.counted_launches(experiment, data, recipe_with(micro_batch_size=64))
-    parts = run_worker.counted_launches(experiment, data, recipe_with(micro_batch_size=16))
+    whole = counted_launches(experiment, data, recipe_with(micro_batch_size=64))
+    parts = counted_launches(experiment, data, recipe_with(micro_batch_size=16))
     assert whole is not None and 5 < whole < 100 and parts == 4 * whole
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from flatout.cluster.model.scaling_model import (
     Link,
-    MeasuredStep,
     Rates,
+    WorkerStep,
     all_reduce_s,
     forecast,
     forecasts,
@@ -25,7 +25,7 @@ from flatout.cluster.model.scaling_model import (
 from flatout.errors import UsageError
 
 # 100 million parameters: 400 MB of gradients, 0.32 s over 10 Gbit/s.
-STEP = MeasuredStep(
+STEP = WorkerStep(
     shared_s=0.9,
     backward_s=0.6,
     optimizer_s=0.1,

@@ -21,6 +21,7 @@ from flatout.schema.placement import (
     ending_code,
     num_gpus_for,
     parse_placement,
+    visible_gpu,
 )
 from flatout.schema.train_request import TrainRequest
 
@@ -170,3 +171,13 @@ def test_command_of_a_rank(tmp_path: Path) -> None:
     lifeline.cut()
     assert command[0] == sys.executable
     assert command[-5:] == [str(tmp_path), "--ranked", "--attached", "--change", "{}"]
+
+
+def test_visible_gpu_when_cuda_counts_in_its_own_order() -> None:
+    gpus = (Gpu(index=0, name="RTX 3060", uuid="GPU-aa"), Gpu(index=1, name="H200", uuid="GPU-bb"))
+    machine = Machine(gpus=gpus)
+    assert visible_gpu(machine, 0, None) == gpus[0]
+    assert visible_gpu(machine, 0, None, is_bus_order=False) is None
+    assert visible_gpu(machine, 0, "1", is_bus_order=False) is None
+    assert visible_gpu(machine, 0, "GPU-b", is_bus_order=False) == gpus[1]
+    assert visible_gpu(Machine(gpus=gpus[:1]), 0, None, is_bus_order=False) == gpus[0]

@@ -34,7 +34,12 @@ from flatout.system.command import run
 from flatout.system.device_state import DeviceWatch, device_state
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
-from flatout.system.process_env import loopback_variables, visible_gpus, worker_environment
+from flatout.system.process_env import (
+    is_bus_order,
+    loopback_variables,
+    visible_gpus,
+    worker_environment,
+)
 from flatout.system.worker_process import ending_text
 
 _ROOFS, _ALL_REDUCE = "flatout.engine.bench.limits_worker", "flatout.engine.bench.all_reduce"
@@ -212,7 +217,8 @@ def gpu_of(machine: Machine, device: str) -> Gpu | None:
     """The GPU of this machine that CUDA calls so; None for the CPU, or if unknown."""
     if not device.startswith("cuda"):
         return None
-    return visible_gpu(machine, int(device.partition(":")[2] or 0), visible_gpus())
+    number = int(device.partition(":")[2] or 0)
+    return visible_gpu(machine, number, visible_gpus(), is_bus_order=is_bus_order())
 
 
 def uuid_of(machine: Machine, device: str) -> str | None:
@@ -280,6 +286,8 @@ def _all_reduce_rows(python: str, device: str, ready: Ready, effort: Effort) -> 
 def _reduced(python: str, backend: str, world_size: int, effort: Effort) -> Iterator[BenchRow]:
     """Starts the ranks; what rank 0 measured, or why nothing was."""
     environment = {**worker_environment(), **loopback_variables()}
+    # Only NCCL's transfers go past the CPU and its load.
+    device = "cuda" if backend == "nccl" else "cpu"
     rows: list[BenchRow] = []
     reason = None
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
@@ -302,7 +310,8 @@ def _reduced(python: str, backend: str, world_size: int, effort: Effort) -> Iter
             while len(rows) < _NUM_REDUCED and reason is None:
                 reply = ranks[0].receive(Measured | ProcessFailed, until_s=until_s)
                 if isinstance(reply, Measured):
-                    rows.append(reply.row)
+                    conditions = {"device": device, **reply.row.conditions}
+                    rows.append(msgspec.structs.replace(reply.row, conditions=conditions))
                 else:
                     reason = reply.finding.problem
         except (ProcessEnded, TimeoutError, OSError) as error:

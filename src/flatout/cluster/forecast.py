@@ -9,9 +9,9 @@ import msgspec
 
 from flatout.cluster.model.scaling_model import (
     Forecasts,
-    MeasuredStep,
     PredictRequest,
     Rates,
+    WorkerStep,
     forecasts,
     measured_step,
     parse_energy_price,
@@ -58,7 +58,7 @@ def predict(request: PredictRequest) -> Forecasts:
     )
 
 
-def _measured(text: str | None, known: Sequence[Run]) -> tuple[Run, MeasuredStep]:
+def _measured(text: str | None, known: Sequence[Run]) -> tuple[Run, WorkerStep]:
     """The newest matching run with a measured step, and that step; runs are newest first."""
     named = _runs_of(text, known)
     if not named and text is not None:
@@ -90,10 +90,10 @@ def _runs_of(text: str | None, known: Sequence[Run]) -> list[Run]:
 
 
 def _in_smaller_batches(
-    run: Run, measured: MeasuredStep, known: Sequence[Run]
-) -> tuple[MeasuredStep, ...]:
+    run: Run, measured: WorkerStep, known: Sequence[Run]
+) -> tuple[WorkerStep, ...]:
     """The same step as other runs have made it in smaller micro-batches, the newest of each."""
-    steps: dict[int, MeasuredStep] = {}
+    steps: dict[int, WorkerStep] = {}
     expected = _but_for_micro_batches(run)
     for other in known:
         if other.adaptations or _but_for_micro_batches(other) != expected:
@@ -113,7 +113,7 @@ def _but_for_micro_batches(run: Run) -> object:
     return what, values, started and (started.versions, started.num_samples)
 
 
-def _step_of(run: Run) -> MeasuredStep | None:
+def _step_of(run: Run) -> WorkerStep | None:
     """A run's step; None if its data has no length, or a single rank's parts are unknown."""
     started = run.started
     if started is None or not started.num_samples or not started.steps_per_epoch:

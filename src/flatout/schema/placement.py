@@ -97,12 +97,20 @@ def num_gpus_for(machine: Machine, chosen: str | None) -> int:
     return min(end, num_gpus)
 
 
-def visible_gpu(machine: Machine, number: int, chosen: str | None) -> Gpu | None:
-    """The GPU `cuda:number` where CUDA_VISIBLE_DEVICES has that value; None if unknown."""
+def visible_gpu(
+    machine: Machine, number: int, chosen: str | None, *, is_bus_order: bool = True
+) -> Gpu | None:
+    """The GPU `cuda:number` where CUDA_VISIBLE_DEVICES has that value; None if unknown.
+
+    is_bus_order: CUDA counts in PCI bus order. In its own order the fastest GPU is the first one;
+    of several, a number then says nothing here.
+    """
     names = [str(gpu.index) for gpu in machine.gpus]
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
     if number >= len(names) or not (name := names[number]) or "-1" in names[: number + 1]:
+        return None
+    if not is_bus_order and len(machine.gpus) > 1 and not name.startswith("GPU-"):
         return None
     for gpu in machine.gpus:
         # CUDA takes the beginning of a UUID as well.

@@ -17,10 +17,6 @@ _ADDED = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # Without it cuBLAS does not repeat bit for bit; it is read when CUDA is first used.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # OpenMP's threads spin while they wait for each other; if one of them has lost its core to
-    # another program, the other burns its time slice at every operation. Where they spin too
-    # little, they fall asleep between the operations of small models (LOG.md, 2026-11-21).
-    "GOMP_SPINCOUNT": "20000",
 }
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -79,6 +75,11 @@ def give_up_transfers() -> None:
 def visible_gpus() -> str | None:
     """The GPUs that the user lets CUDA see, as typed; None if not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def is_bus_order() -> bool:
+    """Whether CUDA counts GPUs in PCI bus order in a worker, as flatout's probe does."""
+    return os.environ.get(_GPU_ORDER, _ADDED[_GPU_ORDER]) == _ADDED[_GPU_ORDER]
 
 
 def ranks_limit() -> dict[str, str]:

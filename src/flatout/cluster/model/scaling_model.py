@@ -46,7 +46,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     energy_price: str | None = None
 
 
-class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step as one worker was seen to make it.
 
     shared_s: what becomes less with fewer samples; backward_s: the part of it that the all-reduce
@@ -124,8 +124,8 @@ class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     unit: str
     experiment: str
-    measured: MeasuredStep
-    smaller: tuple[MeasuredStep, ...] = ()
+    measured: WorkerStep
+    smaller: tuple[WorkerStep, ...] = ()
     link: Link
     scaling: Scaling
     rates: Rates
@@ -134,7 +134,7 @@ class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forecast(
-    steps: Sequence[MeasuredStep], workers: int, link: Link, scaling: Scaling, rates: Rates
+    steps: Sequence[WorkerStep], workers: int, link: Link, scaling: Scaling, rates: Rates
 ) -> Forecast:
     """The forecast of the model for a number of workers.
 
@@ -175,7 +175,7 @@ def forecast(
     )
 
 
-def _nearest(steps: Sequence[MeasuredStep], share: int) -> MeasuredStep:
+def _nearest(steps: Sequence[WorkerStep], share: int) -> WorkerStep:
     """The step of the largest forward passes that a share has samples for, or of the smallest."""
     fitting = [step for step in steps if step.micro_batch_size <= share]
     if fitting:
@@ -208,13 +208,13 @@ def measured_step(
     steps_per_epoch: int,
     num_parameters: int,
     micro_batch_size: int,
-) -> MeasuredStep | None:
+) -> WorkerStep | None:
     """A step of a run, from where its time went in that many steps; None if nothing was timed."""
     parts = {name: seconds / num_steps for name, seconds in split_s.items()}
     shared_s = sum(parts.get(name, 0.0) for name in ("data", "copy", "forward", "backward"))
     if not shared_s:
         return None
-    return MeasuredStep(
+    return WorkerStep(
         shared_s=shared_s,
         backward_s=parts.get("backward", 0.0),
         optimizer_s=parts.get("optimizer", 0.0),
@@ -298,7 +298,7 @@ def _number(text: str | None, unit: str, option: str, fix: str) -> float | None:
 
 
 def forecasts(
-    steps: Sequence[MeasuredStep],
+    steps: Sequence[WorkerStep],
     workers: Sequence[int],
     link: Link,
     scaling: Scaling,

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.experiment import Experiment
+from flatout.engine.bench.meta_counts import counted_flops
 from flatout.engine.runtime import rng
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.session.session import BuiltExperiment, build
@@ -89,7 +88,7 @@ def write_data(request: FrameworkDataRequest) -> FrameworkData:
         batch_size=experiment.batch_size,
         num_samples=num_samples,
         num_parameters=sum(parameter.numel() for parameter in built.model.parameters()),
-        flops_per_step=_flops(experiment, built, (inputs, targets)),
+        flops_per_step=counted_flops(experiment, built.train_data)[0],
     )
 
 
@@ -147,19 +146,6 @@ def optimizer_of(built: BuiltExperiment) -> dict[str, Any]:
         return {"name": "adadelta", "lr": options["lr"], "rho": options["rho"],
                 "eps": options["eps"]}  # fmt: skip
     raise TypeError(f"no program has {type(optimizer).__name__}")
-
-
-def _flops(
-    experiment: Experiment, built: BuiltExperiment, data: tuple[Tensor, Tensor]
-) -> float | None:
-    """Of forward and backward; an optimizer's are not counted."""
-    assert experiment.loss is not None
-    batch = tuple(tensor[: experiment.batch_size] for tensor in data)
-    counter = FlopCounterMode(display=False)
-    with counter:
-        loss = experiment.loss(built.model.train(), batch)
-        (loss[0] if isinstance(loss, tuple) else loss).backward()
-    return float(counter.get_total_flops()) or None
 
 
 if __name__ == "__main__":

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.bench.blocks import failure_text
 from flatout.engine.bench.energy import StepEnergy
 from flatout.engine.bench.limits_worker import failed
+from flatout.engine.bench.meta_counts import counted_flops, counted_launches
 from flatout.engine.bench.run_recipe import chosen_recipe
-from flatout.engine.bench.slow_host import SlowOperators
 from flatout.engine.bench.waiting import wait_for
 from flatout.engine.bench.workloads import Subject, part_of, subject_of
 from flatout.engine.experiment import Experiment
@@ -24,7 +21,7 @@ from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.step_timer import StepTimer, peak_memory_bytes
-from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
+from flatout.engine.tensors.nested import placer, tensors_in
 from flatout.engine.tuner.ab_timing import RecipeLoop, TimedLoop
 from flatout.engine.tuner.baseline_loop import BaselineLoop
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
@@ -206,51 +203,6 @@ def _numbers(
             if name in values:
                 sums[name] = sums.get(name, 0.0) + float(values[name]) * count
     return {name: total / num_samples for name, total in sums.items()}
-
-
-def counted_flops(experiment: Experiment, train_data: Any) -> tuple[float | None, str | None]:
-    """FLOPs of forward and backward of one batch, or None with the reason.
-
-    Counted without computing, on meta tensors; matrix products, convolutions and attention, without
-    the optimizer.
-    """
-    counter = FlopCounterMode(display=False)
-    problem = _on_meta(experiment, train_data, counter)
-    if problem is not None:
-        return None, f"FLOPs not counted: {problem}"
-    return float(counter.get_total_flops()), None
-
-
-def counted_launches(experiment: Experiment, train_data: Any, recipe: Recipe) -> int | None:
-    """Operators of a step's forward and backward that start work; None if not counted."""
-    counter = SlowOperators(elapsed_s)
-    if _on_meta(experiment, train_data, counter) is not None:
-        return None
-    num_parts = -(-experiment.batch_size // max(1, recipe.micro_batch_size.value))
-    return counter.num_launches * num_parts
-
-
-def _on_meta(
-    experiment: Experiment, train_data: Any, counter: AbstractContextManager[Any]
-) -> str | None:
-    """Forward and backward of one batch on meta tensors; the reason if that fails."""
-    assert experiment.loss is not None
-    try:
-        with torch.device("meta"):
-            on_meta = experiment.model().train()
-        batch = _meta(part_of(train_data, 0, experiment.batch_size))
-        with counter:
-            value = experiment.loss(on_meta, batch)
-            assert isinstance(value, torch.Tensor), "the loss of a workload is a mean"
-            value.backward()
-    # An operator has no meta kernel, or the loss reads a value.
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        return failure_text(error)
-    return None
-
-
-def _meta(batch: Any) -> Any:
-    return with_tensors(batch, iter([tensor.to("meta") for tensor in tensors_in(batch)]))
 
 
 def _tokens_per_sample(experiment: Experiment, train_data: Any) -> int | None:

@@ -388,9 +388,6 @@ def _environment(plan: _Plan) -> Iterator[str]:
     if is_cuda and recipe.deterministic.value:
         yield "# Without this, cuBLAS is not deterministic."
         yield 'os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")'
-    if not is_cuda and recipe.num_threads.value > 1:
-        yield "# Waiting threads sleep early, so that other programs can use the cores."
-        yield 'os.environ.setdefault("GOMP_SPINCOUNT", "20000")'
 
 
 def _imports(text: str, environment: list[str]) -> list[str]:
