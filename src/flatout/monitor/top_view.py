@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from flatout.monitor.text_table import Cell, Column, Footnotes, Spans, sparkline, table_lines
-from flatout.schema.machine_sample import GpuSample, HostSample
+from flatout.schema.machine_sample import HARMLESS_THROTTLES, GpuSample, HostSample
 from flatout.schema.top_frame import RunningRun, TopFrame, TopProcess
 from flatout.schema.units import (
     bytes_text,
@@ -21,8 +21,6 @@ from flatout.schema.units import (
     seconds_text,
 )
 
-# Every healthy card reports these.
-_HARMLESS = {"idle", "application-clocks", "display-clocks", "sync-boost"}
 _SHORT_REASONS = {
     "thermal-slowdown": "thermal", "hardware-thermal-slowdown": "thermal (hw)",
     "hardware-slowdown": "slowdown (hw)", "power-cap": "power cap", "power-brake": "power brake",
@@ -239,7 +237,7 @@ def _state(gpu: GpuSample) -> Cell:
     faults = [f"Xid {gpu.xid}"] if gpu.xid is not None else []
     if gpu.ecc_uncorrected:
         faults.append(f"ECC {gpu.ecc_uncorrected}")
-    reasons = [one for one in gpu.throttle_reasons or () if one not in _HARMLESS]
+    reasons = [one for one in gpu.throttle_reasons or () if one not in HARMLESS_THROTTLES]
     slow = list(dict.fromkeys(_SHORT_REASONS.get(one, one) for one in reasons))
     if faults or slow:
         return Cell(", ".join(faults + slow), "wrong" if faults else "attention")
