@@ -13,8 +13,8 @@ To add a field of a sample
    `unread`.
 2. `system/nvml_sampler.py`, `system/smi_samples.py` (nvidia-smi's name for it, or `_NEVER`) and
    `system/demo_samples.py`; or `system/host_sampler.py`.
-3. `monitor/top_view.py`: a column, whose rank says what is left out first; `cli/render/top_text.py`:
-   a column of the CSV.
+3. `monitor/top_view.py`: a column, whose rank says what is left out first;
+   `cli/render/top_text.py`: a column of the CSV.
 4. `tests/support/fake_nvml.c`, tests/integration/test_gpu_sampler.py, tests/unit/test_samples.py.
 
 To add an exporter

@@ -146,7 +146,7 @@ class TopApp(App[None]):
 
     def show_frame(self) -> None:
         """Shows the newest frame as it is requested now."""
-        if not self._frames or not self.is_mounted:
+        if not self._frames:
             return
         # The question of a process lies over the lines, which change below it.
         screen = self.screen_stack[0]
