@@ -42,6 +42,7 @@ def _training_gpu(at: float) -> GpuSample:
         pci_bus_id="00000000:01:00.0",
         utilization=round(busy, 2),
         memory_utilization=round(busy * 0.6, 2),
+        tensor_utilization=round(busy * 0.35, 2),
         memory_bytes=8 * _GIB,
         used_bytes=used_bytes,
         temperature_c=temperature_c,
