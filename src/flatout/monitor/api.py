@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flatout.errors import FlatoutError, UsageError
 from flatout.monitor.alarms import Alarms
-from flatout.monitor.run_sample import RunSample
+from flatout.monitor.run_sample import RunSample, run_sample
 from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.machine_sample import MachineSample
@@ -24,7 +24,7 @@ from flatout.system.clock import elapsed_s, sleep_s
 from flatout.system.machine_sampler import MachineSampler
 from flatout.system.signals import Interrupts
 from flatout.system.store.daily_files import DailyFiles
-from flatout.system.store.run_watch import RunReading, RunWatch
+from flatout.system.store.run_watch import RunWatch
 from flatout.system.wsl import has_windows_driver
 
 if TYPE_CHECKING:
@@ -192,21 +192,6 @@ class _Session:
             return [finding_from(error, "warning")]
         self._unstored = None
         return []
-
-
-def run_sample(reading: RunReading, at: float) -> RunSample:
-    """What is new of a run, for the alarms."""
-    folder = reading.folder
-    return RunSample(
-        id=folder.path.name,
-        typed=folder.typed,
-        log=str(folder.log),
-        at=at,
-        is_in_use=reading.is_in_use,
-        lines=tuple(reading.lines),
-        worker=reading.worker,
-        ranks=tuple(reading.ranks),
-    )
 
 
 def _watched_folders() -> list[Path]:

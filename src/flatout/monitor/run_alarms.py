@@ -71,12 +71,12 @@ def gpus_of(state: RunState, machine: MachineHistory) -> dict[int, list[GpuSampl
     """Readings of the last 20 s of the GPUs that a run may use; none where it uses none."""
     if not state.uses_gpu or not machine.samples:
         return {}
-    worker = state.sample.worker
+    pid = state.sample.worker.pid if state.sample.worker else None
     newest = machine.samples[-1].gpus
     own = [
         gpu
         for gpu in newest
-        if worker is not None and any(process.pid == worker.pid for process in gpu.processes or ())
+        if any(process.is_own or process.pid == pid for process in gpu.processes or ())
     ]
     readings = {gpu.index: machine.gpu(gpu.index, _WINDOW_S) for gpu in own or newest}
     return {index: found for index, found in readings.items() if found}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flatout.schema.alarm import RankProgress, WorkerSample
 from flatout.schema.run_lines import Line
+from flatout.system.store.run_watch import RunReading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +27,18 @@ class RunSample:
     lines: tuple[Line, ...] = ()
     worker: WorkerSample | None = None
     ranks: tuple[RankProgress, ...] = ()
+
+
+def run_sample(reading: RunReading, at: float) -> RunSample:
+    """What is new of a run, for the alarms."""
+    folder = reading.folder
+    return RunSample(
+        id=folder.path.name,
+        typed=folder.typed,
+        log=str(folder.log),
+        at=at,
+        is_in_use=reading.is_in_use,
+        lines=tuple(reading.lines),
+        worker=reading.worker,
+        ranks=tuple(reading.ranks),
+    )

@@ -13,11 +13,15 @@ Source = Literal["nvml", "nvidia-smi", "demo", "none"]
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process with memory on a GPU. used_bytes: None where the platform does not report it."""
+    """A process with memory on a GPU. used_bytes: None where the platform does not report it.
+
+    is_own: whether it belongs to the run that the sample was taken for.
+    """
 
     pid: int
     name: str | None = None
     used_bytes: int | None = None
+    is_own: bool = False
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
