@@ -33,12 +33,13 @@ PID = 4321
 class Shape:
     """A healthy training.
 
-    loads_s: before it starts. compiles_s: before its first step. validates_s: at each epoch's end.
-    restarts_s: its loaders at each epoch's beginning. saves_every_s, saves_s: checkpoints, for
-    which it waits. data: share of a step that waits for data. utilization: of the GPU in steps; None:
-    it trains on the CPU. exchange: share of a step between ranks. warm_up: steps in which the
-    learning rate rises. resumed_at: the step it continues from. neighbor: factor on the speed at a
-    time. loss: by step.
+    loads_s: before it starts. compiles_s: before its first step. validates_s: at each epoch's
+    end. restarts_s: its loaders at each epoch's beginning. saves_every_s, saves_s: checkpoints, for
+    which it waits. data: share of a step that waits for data. utilization: of the GPU in steps;
+    None: it trains on the CPU. exchange: share of a step between ranks. warm_up: steps in which the
+    learning rate rises. resumed_at: the step it continues from. memory: share of the GPU's that
+    tensors take. reasons: why its clocks are limited. neighbor: factor on the speed at a time.
+    loss: by step. host_bytes: memory of its processes at a time.
     """
 
     name: str
@@ -191,8 +192,11 @@ class Simulation:
             state.busy_until_s = state.done_until_s + shape.validates_s
             state.busy_part = "validation"
             state.cpu_s += shape.validates_s * 0.7
-            lines.append(Validated(at=BEGAN + state.busy_until_s, step=state.step,
-                                   epoch=state.epoch, metrics={"accuracy": 0.9}, is_best=True))  # fmt: skip
+            metrics: dict[str, float | None] = {"accuracy": 0.9}
+            at = BEGAN + state.busy_until_s
+            lines.append(
+                Validated(at=at, step=state.step, epoch=state.epoch, metrics=metrics, is_best=True)
+            )
         elif now_s - state.saved_s >= shape.saves_every_s:
             state.saved_s = now_s
             state.busy_until_s, state.busy_part = now_s + shape.saves_s, "checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flatout.monitor.gpu_alarms import MachineHistory, machine_findings
-from flatout.monitor.run_alarms import run_findings
+from flatout.monitor.run_alarms import reported_errors, run_findings
 from flatout.monitor.run_sample import RunSample
 from flatout.monitor.run_state import RunState
 from flatout.schema.alarm import Alarm
@@ -27,9 +27,18 @@ class Alarms:
         host: the name of this computer, for the alarms.
         can_spill: the driver moves memory out of a full GPU rather than refuse it (Windows, WSL).
         every_s: how often samples are taken.
+        is_in_run: they go into the run's events, where its own errors are already.
     """
 
-    def __init__(self, host: str = "", *, can_spill: bool = False, every_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        host: str = "",
+        *,
+        can_spill: bool = False,
+        every_s: float = 1.0,
+        is_in_run: bool = False,
+    ) -> None:
+        self._is_in_run = is_in_run
         self._host = host
         self._can_spill = can_spill
         self._pause_s = max(_PAUSE_S, 5 * every_s)
@@ -61,7 +70,9 @@ class Alarms:
         for subject, finding in machine_findings(self._machine):
             yield (_distinct(finding), subject), finding
         for name, state in self._runs.items():
-            for finding in run_findings(state, self._machine, can_spill=self._can_spill):
+            found = run_findings(state, self._machine, can_spill=self._can_spill)
+            news = () if self._is_in_run else reported_errors(state)
+            for finding in (*news, *found):
                 yield (finding.rule, f"run {name}"), finding
 
     def _news(self, at: float, found: dict[_Key, Finding]) -> Iterator[Alarm]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError
 from flatout.monitor.alarms import Alarms
 from flatout.monitor.run_sample import RunSample, run_sample
 from flatout.schema.alarm import Alarm
@@ -76,12 +75,17 @@ class Tick:
     problems: list[Finding]
 
 
+def interrupts() -> Interrupts:
+    """Ctrl-C as a count, while the value is open."""
+    return Interrupts()
+
+
 def monitor(request: MonitorRequest, interrupts: Interrupts) -> Iterator[Began | Tick]:
     """Samples until it is interrupted.
 
     Raises:
         UsageError: bad-address, bad-size, bad-webhook, port-in-use, monitor-running,
-            prometheus-client-not-installed, folder-not-writable.
+            folder-not-writable.
     """
     keep_bytes = parse_bytes(request.keep, "--keep")
     if request.webhook is not None:
@@ -205,12 +209,6 @@ def _exporter(
     if request.address is None:
         return None, None
     host, port = metrics_server.parse_address(request.address)
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError(
-            "prometheus-client-not-installed",
-            "the exporter needs the package prometheus-client.",
-            fix="pip install 'prometheus-client>=0.20'",
-        )
     from flatout.monitor import dcgm, exporter
 
     hostname = socket.gethostname()

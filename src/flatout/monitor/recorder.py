@@ -31,19 +31,17 @@ from flatout.system.wsl import has_windows_driver
 _EVERY_S = 2.0
 # Until so many seconds after the start, a line every so many seconds: a day fills about 3 MB.
 _PACE = ((600.0, 2.0), (6 * 3600.0, 10.0), (float("inf"), 60.0))
-# What the run itself has logged, or could not log.
-_LOGGED_ANYWAY = frozenset({"nonfinite-loss", "worker-died"})
 
 
 def findings(folder: RunFolder, samples: Iterable[MachineSample]) -> Iterator[Finding]:
     """What is wrong with the run or its machine, as the samples come."""
-    alarms = Alarms(can_spill=has_windows_driver(), every_s=_EVERY_S)
+    alarms = Alarms(can_spill=has_windows_driver(), every_s=_EVERY_S, is_in_run=True)
     reading = RunReading(folder)
     for sample in samples:
         with contextlib.suppress(FlatoutError):
             reading.read()
         for alarm in alarms.take(sample, [run_sample(reading, sample.at)]):
-            if alarm.state == "raised" and alarm.finding.rule not in _LOGGED_ANYWAY:
+            if alarm.state == "raised":
                 yield alarm.finding
 
 

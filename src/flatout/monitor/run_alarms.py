@@ -47,11 +47,7 @@ _NOT_STEPS = ("validation", "checkpoint")
 
 
 def run_findings(state: RunState, machine: MachineHistory, *, can_spill: bool) -> Iterator[Finding]:
-    """What is wrong with a run now."""
-    yield from state.bad_news.values()
-    ended = _died(state)
-    if ended is not None:
-        yield ended
+    """What is wrong with a run now, and not in its own events."""
     if not state.is_training:
         return
     gpus = gpus_of(state, machine)
@@ -65,6 +61,14 @@ def run_findings(state: RunState, machine: MachineHistory, *, can_spill: bool) -
     )
     yield from (finding for finding in found if finding is not None)
     yield from memory_findings(state, machine, can_spill=can_spill)
+
+
+def reported_errors(state: RunState) -> Iterator[Finding]:
+    """The errors that a run has reported itself, or could not report because it was killed."""
+    yield from state.bad_news.values()
+    ended = _died(state)
+    if ended is not None:
+        yield ended
 
 
 def gpus_of(state: RunState, machine: MachineHistory) -> dict[int, list[GpuSample]]:

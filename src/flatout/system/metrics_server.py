@@ -13,9 +13,11 @@ from flatout.errors import UsageError
 
 T = TypeVar("T")
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 # Names, IPv4 and IPv6 addresses, the latter in brackets.
-_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\[\]:/ ]*)):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\[\]:/ ]*)):(?P<port>[0-9]{1,5})"
+)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -31,7 +33,7 @@ def parse_address(text: str) -> tuple[str, int]:
             f"`--prometheus {text}` is not an address.",
             fix="write `--prometheus :9400`, or `--prometheus 0.0.0.0:9400` for other computers",
         )
-    return match["six"] or match["host"] or _LOOPBACK, int(match["port"])
+    return match["six"] or match["host"] or LOOPBACK, int(match["port"])
 
 
 def started(host: str, port: int, start: Callable[[str, int], T]) -> T:
@@ -62,8 +64,8 @@ def _not_started(host: str, port: int, error: OSError) -> UsageError:
         return UsageError(
             "port-in-use",
             f"port {port} is already in use on {host}.",
-            because="another exporter, such as dcgm-exporter, or another monitor is listening there",
-            fix=f"choose another port: --prometheus {'' if host == _LOOPBACK else host}:{port + 1}"
+            because="another monitor or exporter, such as dcgm-exporter, listens there",
+            fix=f"choose another port: --prometheus {'' if host == LOOPBACK else host}:{port + 1}"
             if port < 65535
             else "choose another port",
         )
