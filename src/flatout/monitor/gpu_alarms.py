@@ -15,6 +15,10 @@ _HEAT = frozenset({"thermal-slowdown", "hardware-thermal-slowdown"})
 _SUPPLY = frozenset({"power-brake", "hardware-slowdown"})
 _POWER_CAP = "power-cap"
 
+# 45: the driver cleans up after a program that was ended.
+# Source: https://docs.nvidia.com/deploy/xid-errors
+_HARMLESS_XIDS = frozenset({45})
+
 _KEPT_S = 120.0
 _FEWEST_SAMPLES = 3
 _THROTTLED_S = 15.0
@@ -108,16 +112,17 @@ def _name(gpu: GpuSample) -> str:
 
 
 def _xid(gpu: GpuSample) -> Finding | None:
-    if gpu.xid is None:
+    if gpu.xid is None or gpu.xid in _HARMLESS_XIDS:
         return None
+    line = f"NVRM: Xid (PCI:{gpu.pci_bus_id or 'unknown'}): {gpu.xid}"
     return Finding(
         rule="gpu-xid",
         severity="error",
         problem=f"{_name(gpu)} reported Xid error {gpu.xid}.",
         because="the driver reports an Xid where a program, the card or its connection has failed",
-        evidence=(f"NVML event: Xid {gpu.xid} on {gpu.uuid or gpu.pci_bus_id or gpu.index}",),
+        evidence=(line,),
         fixes=(
-            Fix(text=f'what it means: echo "NVRM: Xid: {gpu.xid}" | flatout explain'),
+            Fix(text=f"see what it means: echo '{line}' | flatout explain"),
             Fix(text="look at the kernel's log: sudo dmesg | grep -i xid"),
         ),
     )

@@ -64,7 +64,7 @@ def write(directory: str, address: str) -> GrafanaFolder:
         folder=str(folder),
         files=tuple(str(folder / name) for name in files),
         monitor=command_line(["flatout", "monitor", "--prometheus", address]),
-        compose=command_line(["docker", "compose", "--project-directory", str(folder), "up", "-d"]),
+        compose=command_line(["docker", "compose", "-f", str(folder / "compose.yaml"), "up", "-d"]),
     )
 
 
