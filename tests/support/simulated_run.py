@@ -182,9 +182,7 @@ class Simulation:
             lines.append(self._progress(now_s))
             state.line_s, state.line_step = now_s, state.step
         if state.step % shape.steps_per_epoch == 0:
-            lines.append(
-                EpochEnded(at=BEGAN + now_s, step=state.step, epoch=state.epoch, loss=1.0)
-            )
+            lines.append(EpochEnded(at=BEGAN + now_s, step=state.step, epoch=state.epoch, loss=1.0))
             state.epoch += 1
             state.split_s["data"] += shape.restarts_s
             state.rank_split_s["data"] += shape.restarts_s
