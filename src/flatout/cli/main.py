@@ -36,6 +36,7 @@ COMMANDS = (
     ("rules", "Diagnose", "List the rules of doctor and explain; check one of your own."),
     ("bench", "Diagnose", "Measure the limits of this machine; compare measurements."),
     ("monitor", "Watch", "Record this machine, warn of problems, export to Prometheus."),
+    ("top", "Watch", "Show GPUs, CPUs, memory and running runs, live."),
     ("docs", "Maintain", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),

@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 
 Source = Literal["nvml", "nvidia-smi", "demo", "none"]
+# Reasons for clocks below the highest that every healthy card reports.
+HARMLESS_THROTTLES = frozenset({"idle", "application-clocks", "display-clocks", "sync-boost"})
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

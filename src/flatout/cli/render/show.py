@@ -17,6 +17,7 @@ from rich.text import Text
 from flatout.cli.main import COMMANDS
 from flatout.cli.render import show_results, wording
 from flatout.cli.render.control_characters import VisibleConsole, visible
+from flatout.cli.render.machine_use_lines import machine_use_lines
 from flatout.cli.render.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.runs.model.listed import DataState
 from flatout.runs.model.new_experiment import NewExperiment
@@ -221,6 +222,7 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
         *([("speed", wording.speed_text(run))] if run.utilization else []),
+        *machine_use_lines(run),
     ])  # fmt: skip
 
 
