@@ -20,7 +20,7 @@ from flatout.system.process_env import creation_flags
 _STARTS_AFTER_S = 5.0
 # More findings than anyone reads, if the training takes none for hours.
 _MOST_WAITING = 100
-_ENDS_WITHIN_S = 2.0
+_ENDS_WITHIN_S = 0.5
 
 
 class RunRecorder:
@@ -48,13 +48,14 @@ class RunRecorder:
         if process is None:
             return
         assert process.stdin is not None
-        # The end of its stdin ends it.
+        # The end of its stdin ends it, unless a process that was forked here still holds it open.
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
             process.wait(_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
     def findings(self) -> list[Finding]:
         """What it has found since the last call; never waits."""
