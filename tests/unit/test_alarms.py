@@ -126,6 +126,14 @@ def test_an_old_reading_of_a_gpu_raises_nothing() -> None:
     assert states(alarms, samples) == []
 
 
+def test_a_reading_of_nvidia_smi_counts_whatever_is_wrong_with_nvml() -> None:
+    samples = (
+        msgspec.structs.replace(hot(at), reason="NVML crashes", source="nvidia-smi")
+        for at in range(60)
+    )
+    assert states(Alarms(), samples) == [("raised", 15.0)]
+
+
 def test_a_power_cap_at_high_clocks_is_no_alarm() -> None:
     def sample(at: float, clock_hz: float) -> MachineSample:
         gpu = GpuSample(

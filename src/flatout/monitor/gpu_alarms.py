@@ -64,8 +64,7 @@ class MachineHistory:
         newest = self.samples[-1]
         taken: list[GpuSample] = []
         for sample in reversed(self.samples):
-            # With a reason, what is shown is old.
-            found = None if sample.reason else _gpu_of(sample, index)
+            found = None if is_old(sample) else _gpu_of(sample, index)
             if found is None:
                 return []
             taken.append(found)
@@ -79,6 +78,11 @@ class MachineHistory:
         return bool(readings) and all(has(gpu) for gpu in readings)
 
 
+def is_old(sample: MachineSample) -> bool:
+    """Whether its GPUs are a former reading, because NVML does not answer."""
+    return sample.reason is not None and sample.source != "nvidia-smi"
+
+
 def _gpu_of(sample: MachineSample, index: int) -> GpuSample | None:
     return next((gpu for gpu in sample.gpus if gpu.index == index), None)
 
@@ -86,7 +90,7 @@ def _gpu_of(sample: MachineSample, index: int) -> GpuSample | None:
 def machine_findings(history: MachineHistory) -> Iterator[tuple[str, Finding]]:
     """What is wrong with the machine now, each with its subject."""
     sample = history.samples[-1]
-    if not sample.reason:
+    if not is_old(sample):
         for gpu in sample.gpus:
             for finding in _gpu_findings(history, gpu):
                 yield f"GPU {gpu.index}", finding

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from statistics import median
 
-from flatout.monitor.gpu_alarms import MachineHistory
+from flatout.monitor.gpu_alarms import MachineHistory, is_old
 from flatout.monitor.run_state import RunState
 from flatout.monitor.trend import last_points, steady_growth
 from flatout.schema.finding import Finding, Fix
@@ -56,7 +56,7 @@ def memory_findings(
 
 def _fullest(machine: MachineHistory) -> GpuSample | None:
     """The GPU with the largest share of its memory in use."""
-    if not machine.samples or machine.samples[-1].reason:
+    if not machine.samples or is_old(machine.samples[-1]):
         return None
     known = [
         gpu for gpu in machine.samples[-1].gpus if gpu.used_bytes is not None and gpu.memory_bytes

@@ -68,7 +68,9 @@ def _training_gpu(at: float) -> GpuSample:
 def _desktop_gpu(at: float) -> GpuSample:
     """One under Windows' driver, which keeps much to itself."""
     busy = _wave(at, 41, 0.0, 0.12)
-    silent = ("fan", "energy_j", "ecc_corrected", "ecc_uncorrected", "processes")
+    silent = (
+        "fan", "energy_j", "ecc_corrected", "ecc_uncorrected", "processes", "tensor_utilization",
+    )  # fmt: skip
     return GpuSample(
         index=1,
         name="NVIDIA GeForce RTX 4090",
