@@ -18,13 +18,14 @@ import flatout
 _NUM_SAMPLES, _NUM_FEATURES, _NUM_CLASSES = 2_000, 64, 10
 _LEAK_BYTES_PER_S = 30e6
 
-Fault = Literal[
-    "none", "data-starvation", "nonfinite-loss", "loss-flat", "memory-leak", "rank-straggling"
-]
-
 
 def experiment(
-    fault: Fault = "none", after: float = 15.0, mark: str = "", epochs: int = 100_000
+    fault: Literal[
+        "none", "data-starvation", "nonfinite-loss", "loss-flat", "memory-leak", "rank-straggling"
+    ] = "none",
+    after: float = 15.0,
+    mark: str = "",
+    epochs: int = 100_000,
 ) -> flatout.Experiment:
     """A classifier of synthetic points, 32 in a batch.
 

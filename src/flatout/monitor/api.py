@@ -22,6 +22,7 @@ from flatout.system.alarm_delivery import AlarmDelivery, check_webhook
 from flatout.system.clock import elapsed_s, sleep_s
 from flatout.system.machine_sampler import MachineSampler
 from flatout.system.signals import Interrupts
+from flatout.system.store import daily_files
 from flatout.system.store.daily_files import DailyFiles
 from flatout.system.store.run_watch import RunWatch
 from flatout.system.wsl import has_windows_driver
@@ -90,7 +91,7 @@ def monitor(request: MonitorRequest, interrupts: Interrupts) -> Iterator[Began |
     keep_bytes = parse_bytes(request.keep, "--keep")
     if request.webhook is not None:
         check_webhook(request.webhook)
-    folder = None if request.is_demo else paths.state_folder() / "monitor"
+    folder = None if request.is_demo else daily_files.monitor_folder()
     with ExitStack() as stack:
         # First, what may be refused.
         collector, url = _exporter(request, stack)

@@ -155,9 +155,11 @@ class RunState:
     def _drop_old(self, at: float) -> None:
         while self.progress and at - self.progress[0].at > _KEPT_S:
             self.progress.popleft()
-        for points in (self.workers, *self.splits.values()):
-            while points and at - points[0][0] > _KEPT_S:
-                points.popleft()
+        while self.workers and at - self.workers[0][0] > _KEPT_S:
+            self.workers.popleft()
+        for splits in self.splits.values():
+            while splits and at - splits[0][0] > _KEPT_S:
+                splits.popleft()
         # The highest of what is too old to be looked at: a leak grows beyond it.
         while self.memory and at - self.memory[0][0] > _KEPT_S:
             self.peak_memory = max(self.peak_memory, self.memory.popleft()[1])

@@ -40,6 +40,7 @@ from flatout.cli.options import json_document
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     is_json: bool,
     has_dcgm_names: bool,
     command_line: str | None,

@@ -378,9 +378,7 @@ def _put_together(
     return state_of(session), validator.weights() if needs_weights else None
 
 
-def _requests(
-    context: LoopContext, reporter: MetricsLog | RankLog, step: int
-) -> StepRequests:
+def _requests(context: LoopContext, reporter: MetricsLog | RankLog, step: int) -> StepRequests:
     """This rank's requests after that many updates."""
     return StepRequests(
         stop=context.request.reason,

@@ -12,12 +12,13 @@ from pathlib import Path
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.machine_sample import MachineSample
 from flatout.system import atomic_files
+from flatout.system.paths import state_folder
 from flatout.system.store.sample_file import SampleFile
 
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl")
 # The sizes of files are added up after so many samples.
 _CHECK_EVERY = 100
-_LOCK = "lock"
+LOCK = "lock"
 
 
 class DailyFiles:
@@ -41,12 +42,12 @@ class DailyFiles:
         self._num_unchecked = _CHECK_EVERY
         with atomic_files.mapped_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._lock = atomic_files.FileLock(folder / _LOCK)
+        self._lock = atomic_files.FileLock(folder / LOCK)
         if not self._lock.acquire():
             raise UsageError(
                 "monitor-running",
                 "`flatout monitor` is already running.",
-                because=f"it holds {folder / _LOCK}",
+                because=f"it holds {folder / LOCK}",
                 fix="stop it with Ctrl-C or SIGTERM, or look at the machine with `flatout top`",
             )
 
@@ -97,6 +98,16 @@ class DailyFiles:
         if sum(sizes.values()) > self._keep_bytes and today in sizes:
             self._close()
             _halve(today)
+
+
+def monitor_folder() -> Path:
+    """The folder of `flatout monitor`."""
+    return state_folder() / "monitor"
+
+
+def is_monitor_running() -> bool:
+    """Whether a monitor writes there."""
+    return atomic_files.FileLock(monitor_folder() / LOCK).is_taken()
 
 
 def day_files(folder: Path) -> Iterator[tuple[str, Path]]:
