@@ -1,6 +1,6 @@
 """Planted faults are found within 30 s, and healthy trainings raise no alarm.
 
-    python campaigns/alarms.py [--seeds 3] [--hours 1] [--real] [--healthy-minutes 10]
+    python campaigns/alarms.py [--seeds 3] [--hours 1] [--real] [--only RULE ...]
 
 On a simulated clock, every kind of fault is planted in a training, and every shape of healthy
 training runs for hours, second by second through the monitor's own state machine. With --real,
@@ -84,6 +84,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="so many of each")
     parser.add_argument("--hours", type=float, default=1.0, help="simulated, of each healthy one")
     parser.add_argument("--real", action="store_true", help="real trainings, too")
+    parser.add_argument("--only", nargs="*", default=[], help="of the real faults, these")
     parser.add_argument("--healthy-minutes", type=float, default=10.0, help="of a real one")
     parser.add_argument("--out", type=Path, default=RESULTS, help="output folder")
     options = parser.parse_args()
@@ -101,7 +102,7 @@ def main() -> int:
     if options.real:
         from alarm_runs import real_faults, real_healthy
 
-        more, problems = real_faults()
+        more, problems = real_faults(options.only)
         measured += more
         details["real_healthy"], false = real_healthy(options.healthy_minutes)
         broken += [*problems, *false]

@@ -56,17 +56,14 @@ class _Clock:
         self.fault = fault
         self._after_s = 0.0 if fault == "loss-flat" else after_s
         self._mark = mark
-        self._began_s: float | None = None
+        self._began_s = time.monotonic()
         self._has_come = False
 
     def has_come(self, fault: str) -> bool:
         """Whether this fault has come by now."""
         if fault != self.fault:
             return False
-        now_s = time.monotonic()
-        if self._began_s is None:
-            self._began_s = now_s
-        if not self._has_come and now_s - self._began_s >= self._after_s:
+        if not self._has_come and time.monotonic() - self._began_s >= self._after_s:
             self._has_come = True
             if self._mark:
                 Path(self._mark).write_text(str(time.time()), encoding="utf-8")
@@ -75,7 +72,7 @@ class _Clock:
     @property
     def seconds(self) -> float:
         """Since the fault has come."""
-        return time.monotonic() - (self._began_s or 0.0) - self._after_s
+        return time.monotonic() - self._began_s - self._after_s
 
 
 class _Points(Dataset[tuple[Tensor, int]]):

@@ -155,7 +155,13 @@ def scrape_training(folder: Path, minutes: float) -> tuple[dict[str, Any], list[
     state, port = folder / "state", free_port()
     environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC)}
     flatout = [sys.executable, "-m", "flatout"]
-    train = [*flatout, "train", str(Path(__file__).with_name("faulty_training.py"))]
+    train = [
+        *flatout,
+        "train",
+        str(Path(__file__).with_name("faulty_training.py")),
+        "--tune",
+        "off",
+    ]
     monitor = [*flatout, "monitor", "--prometheus", f":{port}"]
     problems: list[str] = []
     with (

@@ -17,7 +17,7 @@ from flatout.schema.finding import Finding, Fix
 from flatout.schema.machine_sample import GpuSample
 from flatout.schema.run_lines import Progress
 from flatout.schema.suggested_command import resume_command, show_command
-from flatout.schema.units import count_text, percent_text, rate_text, seconds_text
+from flatout.schema.units import counted_text, percent_text, rate_text, seconds_text
 
 _WINDOW_S = 20.0
 # Loader processes start, and caches fill.
@@ -39,6 +39,7 @@ _DEAD_S = 3.0
 
 _FLAT_STEPS = 500
 _FLAT_LINES = 20
+_FLAT_EPOCHS = 3
 _FLAT = 0.01
 _FALLEN = 0.02
 
@@ -174,7 +175,8 @@ def _idle(state: RunState, gpus: Mapping[int, list[GpuSample]]) -> Finding | Non
     if longest is not None:
         evidence.append(f"most time went into: {longest} ({percent_text(shares[longest], 0)})")
     steps = lines[-1].step - lines[0].step
-    evidence.append(f"{count_text(steps)} updates in {seconds_text(lines[-1].at - lines[0].at)}")
+    passed = seconds_text(lines[-1].at - lines[0].at)
+    evidence.append(f"{counted_text(steps, 'update')} in {passed}")
     return Finding(
         rule="gpu-idle-in-training",
         severity="warning",
@@ -293,26 +295,29 @@ def _flat(state: RunState) -> Finding | None:
         _FALLEN * abs(mean(first)), 3 * noise / third**0.5
     ):
         state.has_fallen = True
-        state.losses = []
+        state.losses, state.epoch_losses = [], []
         return None
     num_steps, seconds = losses[-1][1] - losses[0][1], losses[-1][0] - losses[0][0]
-    level = abs(mean(first))
-    is_known = 2 * max(noise, stdev(first)) * (2 / third) ** 0.5 <= _FLAT * level
-    if num_steps < _FLAT_STEPS or seconds < _WINDOW_S or not is_known:
-        return None
     # Losses that work against each other, as in a GAN, may hold their balance.
     has_several = bool(state.progress) and len(state.progress[-1].losses) > 1
-    if abs(mean(last) - mean(first)) > _FLAT * level or has_several:
+    if num_steps < _FLAT_STEPS or seconds < _WINDOW_S or has_several:
+        return None
+    level = abs(mean(first))
+    # Epochs are of the same samples each, so that their means have little noise.
+    epochs = state.epoch_losses[1:]
+    is_flat = len(epochs) >= _FLAT_EPOCHS and max(epochs) - min(epochs) <= _FLAT * level
+    is_known = 2 * max(noise, stdev(first)) * (2 / third) ** 0.5 <= _FLAT * level
+    if not is_flat and not (is_known and abs(mean(last) - mean(first)) <= _FLAT * level):
         return None
     rate = state.progress[-1].learning_rate if state.progress else None
-    evidence = [f"mean loss {mean(first):.4g}, and {mean(last):.4g} after {count_text(num_steps)} "
-                "more updates"]  # fmt: skip
+    evidence = [f"mean loss {mean(first):.4g}, and {mean(last):.4g} after "
+                f"{counted_text(num_steps, 'more update')}"]  # fmt: skip
     if rate is not None:
         evidence.append(f"learning rate {rate:g}")
     return Finding(
         rule="loss-flat",
         severity="warning",
-        problem=f"the loss has not changed in {count_text(num_steps)} updates.",
+        problem=f"the loss has not changed in {counted_text(num_steps, 'update')}.",
         because="the learning rate is 0" if rate == 0 else "the weights do not change, the "
         "gradients do not reach them, or the labels do not belong to the inputs",
         evidence=tuple(evidence),

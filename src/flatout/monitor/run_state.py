@@ -32,7 +32,8 @@ class RunState:
     progress: lines of the last two minutes. workers: its processes in that time.
     memory, tensors: memory of the processes, and of tensors on the GPU, at lines of progress.
     splits: by rank, where its time went. rates: (time, samples per second) of this session.
-    losses: (step, loss) since the learning rate rose last; empty once they have fallen.
+    losses: (time, step, loss) since the learning rate rose last; empty once they have fallen.
+    epoch_losses: of whole epochs since then.
     longest_gap_s: between two lines of this session. free_since: when no worker was in use first.
     bad_news: what the run itself has reported since it is watched.
     """
@@ -57,6 +58,7 @@ class RunState:
         self.free_since: float | None = None
         self.bad_news: dict[str, Finding] = {}
         self.losses: list[tuple[float, int, float]] = []
+        self.epoch_losses: list[float] = []
         self.first_loss: float | None = None
         self.has_fallen = False
         self._highest_rate = 0.0
@@ -111,6 +113,8 @@ class RunState:
             self.num_epochs += 1
             if self.num_epochs == 1:
                 self.first_epoch_ended_at = line.at
+            if line.loss is not None and self.losses and not self.has_fallen:
+                self.epoch_losses.append(line.loss)
         if self.first_progress_at is not None:
             self.longest_gap_s = max(self.longest_gap_s, line.at - self.last_line_at)
         if isinstance(line, Progress):
@@ -148,6 +152,7 @@ class RunState:
             # In a warm-up, the loss may stay where it is.
             self._highest_rate = line.learning_rate
             self.losses.clear()
+            self.epoch_losses.clear()
         self.losses.append((line.at, line.step, loss))
         if len(self.losses) > _MOST_LOSSES:
             del self.losses[1::2]
