@@ -37,7 +37,7 @@ _AT_WORK = 0.02
 _SILENT_S = 1800.0
 _DEAD_S = 3.0
 
-_FLAT_STEPS = 500
+_FLAT_STEPS, _FLAT_EPOCH_STEPS = 500, 300
 _FLAT_LINES = 20
 _FLAT_EPOCHS = 3
 _FLAT = 0.01
@@ -300,14 +300,15 @@ def _flat(state: RunState) -> Finding | None:
     num_steps, seconds = losses[-1][1] - losses[0][1], losses[-1][0] - losses[0][0]
     # Losses that work against each other, as in a GAN, may hold their balance.
     has_several = bool(state.progress) and len(state.progress[-1].losses) > 1
-    if num_steps < _FLAT_STEPS or seconds < _WINDOW_S or has_several:
+    if num_steps < _FLAT_EPOCH_STEPS or seconds < _WINDOW_S or has_several:
         return None
-    level = abs(mean(first))
+    level, change = abs(mean(first)), abs(mean(last) - mean(first))
+    error = max(noise, stdev(first)) * (2 / third) ** 0.5
     # Epochs are of the same samples each, so that their means have little noise.
     epochs = state.epoch_losses[1:]
-    is_flat = len(epochs) >= _FLAT_EPOCHS and max(epochs) - min(epochs) <= _FLAT * level
-    is_known = 2 * max(noise, stdev(first)) * (2 / third) ** 0.5 <= _FLAT * level
-    if not is_flat and not (is_known and abs(mean(last) - mean(first)) <= _FLAT * level):
+    are_flat = len(epochs) >= _FLAT_EPOCHS and max(epochs) - min(epochs) <= _FLAT * level
+    is_known = num_steps >= _FLAT_STEPS and 2 * error <= _FLAT * level
+    if change > max(_FLAT * level, 3 * error if are_flat else 0.0) or not (are_flat or is_known):
         return None
     rate = state.progress[-1].learning_rate if state.progress else None
     evidence = [f"mean loss {mean(first):.4g}, and {mean(last):.4g} after "
