@@ -182,7 +182,12 @@ class Simulation:
             lines.append(self._progress(now_s))
             state.line_s, state.line_step = now_s, state.step
         if state.step % shape.steps_per_epoch == 0:
-            lines.append(EpochEnded(at=BEGAN + now_s, step=state.step, epoch=state.epoch, loss=1.0))
+            steps = range(state.step - shape.steps_per_epoch, state.step)
+            loss = sum(map(shape.loss, steps)) / len(steps)
+            if self._has("loss-flat", now_s):
+                loss = 2.303
+            at = BEGAN + now_s
+            lines.append(EpochEnded(at=at, step=state.step, epoch=state.epoch, loss=loss))
             state.epoch += 1
             state.split_s["data"] += shape.restarts_s
             state.rank_split_s["data"] += shape.restarts_s
