@@ -28,8 +28,9 @@ ROW = (
 
 
 def test_smi_row_is_read_in_base_units_with_reasons() -> None:
-    (gpu,) = parse_smi_samples(Completed(stdout=ROW + "\n", exit_code=0), FIELDS)
-    assert isinstance(gpu, GpuSample)
+    gpus = parse_smi_samples(Completed(stdout=ROW + "\n", exit_code=0), FIELDS)
+    assert not isinstance(gpus, str)
+    (gpu,) = gpus
     assert (gpu.utilization, gpu.memory_utilization, gpu.fan) == (0.97, 0.6, 0.45)
     assert (gpu.memory_bytes, gpu.used_bytes) == (8 * GIB, 2 * GIB)
     assert (gpu.power_w, gpu.power_limit_w, gpu.clock_hz) == (211.5, 220, 1.89e9)

@@ -35,9 +35,12 @@ def styles_of(view: TopView, word: str) -> set[str]:
 
 
 def frame(*gpus: GpuSample, reason: str | None = None, host: HostSample | None = None) -> TopFrame:
-    source = "nvml" if gpus else "none"
     machine = MachineSample(
-        at=1.0, host=host or HostSample(), gpus=gpus, source=source, reason=reason
+        at=1.0,
+        host=host or HostSample(),
+        gpus=gpus,
+        source="nvml" if gpus else "none",
+        reason=reason,
     )
     return TopFrame(machine=machine)
 

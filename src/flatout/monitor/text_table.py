@@ -16,6 +16,7 @@ _UNKNOWN = "-"
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_HISTORY, _LONGEST_HISTORY = 8, 60
+_LEAST_FIRST = 3
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -78,8 +79,9 @@ def table_lines(
     for i in shown:
         if columns[i].is_history:
             widths[i] = min(_LONGEST_HISTORY, max(widths[i] + width - used, _LEAST_HISTORY))
-    if used > width and len(shown) == 1:
-        widths[shown[0]] = width
+    if used > width:
+        # The first is cut for the second, which says how much.
+        widths[shown[0]] -= used - width
     titles = [Cell(column.title, "dim") for column in columns]
     lines = []
     for number, row in enumerate([titles, *rows]):
@@ -100,8 +102,14 @@ def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> li
         if columns[i].is_history:
             # It takes what is left.
             widths[i] = _LEAST_HISTORY  # type: ignore[index]
-    while len(shown) > 1 and sum(map(least, shown)) + _GAP * (len(shown) - 1) > width:
+
+    def used() -> int:
+        return sum(map(least, shown)) + _GAP * (len(shown) - 1)
+
+    while len(shown) > 2 and used() > width:
         shown.remove(max(shown, key=lambda i: columns[i].rank))
+    if len(shown) == 2 and widths[shown[0]] - (used() - width) < _LEAST_FIRST:
+        shown.pop()
     return shown
 
 

@@ -90,7 +90,7 @@ class _RunView:
         line, started = self._progress, self._started
         rate = line.samples_per_s if line is not None else None
         left_s = self._left_s()
-        unread = {}
+        unread: dict[str, str] = {}
         if line is None:
             unread |= dict.fromkeys(("samples_per_s", "loss"), "it has not reported any step yet")
         elif line.loss is None:

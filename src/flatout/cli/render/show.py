@@ -192,6 +192,7 @@ def print_run(
     if run.utilization is not None and run.utilization.are_limits_missing:
         text = "its share of what this machine can do (MFU): flatout bench limits"
         console.print(Text(f"{'':<{_LABEL_WIDTH}}{text}", "dim"), soft_wrap=True)
+    print_lines(console, machine_use_lines(run))
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
         _print_section(console, "metrics", metrics_table(metrics))
     if run.recipe:
@@ -222,7 +223,6 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
         *([("speed", wording.speed_text(run))] if run.utilization else []),
-        *machine_use_lines(run),
     ])  # fmt: skip
 
 

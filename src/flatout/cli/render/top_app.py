@@ -25,8 +25,11 @@ class EndQuestion(ModalScreen[bool]):
     """Asks whether a process should end; anything but y means no."""
 
     CSS = """
-    EndQuestion { align: center middle; background: ansi_default; }
-    #question { width: auto; max-width: 100%; height: auto; padding: 0 1; border: ascii; }
+    EndQuestion { align: center middle; background: transparent; }
+    #question {
+        width: auto; max-width: 100%; height: auto; padding: 0 1; border: ascii;
+        background: ansi_default;
+    }
     """
     BINDINGS = [("y", "answer(True)"), ("n,escape,q,enter", "answer(False)")]
 
@@ -47,7 +50,7 @@ class SearchBox(ModalScreen[str]):
     """Asks for a part of a run's or a process's name."""
 
     CSS = """
-    SearchBox { align: left bottom; background: ansi_default; }
+    SearchBox { align: left bottom; background: transparent; }
     #search { height: 1; border: none; padding: 0; background: ansi_default; }
     """
     BINDINGS = [("escape", "cancel")]
@@ -143,7 +146,7 @@ class TopApp(App[None]):
 
     def show_frame(self) -> None:
         """Shows the newest frame as it is requested now."""
-        if not self._frames or not self.is_mounted:
+        if not self._frames:
             return
         # The question of a process lies over the lines, which change below it.
         screen = self.screen_stack[0]
