@@ -9,9 +9,8 @@ from flatout.schema.finding import Finding, Fix
 from flatout.schema.units import percent_text
 
 _WINDOW_S = 20.0
-# The others spend at least this share of their steps in exchanges, and the slow one less than that.
+# The others spend at least this share of their steps in exchanges, and the slow one at most half.
 _WAITING = 0.3
-_NOT_WAITING = 0.15
 _SLOWER = 1.3
 _EXCHANGE = "exchange"
 _NOT_STEPS = ("validation", "checkpoint", "other")
@@ -81,8 +80,7 @@ def _slowest(times: Mapping[int, Mapping[str, float]]) -> int | None:
         return None
     slow = max(times, key=lambda rank: _own_s(times[rank]))
     others = [part for rank, part in times.items() if rank != slow]
-    if _exchange_share(times[slow]) > _NOT_WAITING:
-        return None
-    if min(map(_exchange_share, others)) < _WAITING:
+    waiting = min(map(_exchange_share, others))
+    if waiting < _WAITING or _exchange_share(times[slow]) > waiting / 2:
         return None
     return slow if _own_s(times[slow]) >= _SLOWER * max(map(_own_s, others)) else None
