@@ -63,6 +63,20 @@ def wait_for(
     raise AssertionError(f"not within {limit_s} s, but {sampler.take()}")
 
 
+def test_the_work_of_tensor_cores_is_read_where_a_card_counts_it(
+    mode: Callable[[str], None],
+) -> None:
+    mode("gpm")
+    sampler = GpuSampler(LocalSystem(), EVERY_S)
+    try:
+        reading = wait_for(sampler, lambda one: len(one.gpus) == 2)
+        assert reading.gpus[1].tensor_utilization is None
+        assert "Not Supported" in reading.gpus[1].unread["tensor_utilization"]
+        wait_for(sampler, lambda one: one.gpus[0].tensor_utilization == 0.5)
+    finally:
+        sampler.close()
+
+
 def test_healthy_gpus_are_read_with_reasons_for_what_is_not(mode: Callable[[str], None]) -> None:
     mode("healthy")
     with MachineSampler(every_s=EVERY_S) as sampler:

@@ -1,5 +1,5 @@
 /* NVML with two cards, for tests of what watches GPUs. FAKE_NVML says what is wrong with it:
-   hang, crash or lost (of the second card), from the third reading on; wsl; xid; refused.
+   hang, crash or lost (of the second card), from the third reading on; wsl; xid; refused; gpm (the first card counts the work of its units).
    Compiled with -DOLD it lacks what newer drivers have. */
 #include <stdlib.h>
 #include <string.h>
@@ -87,6 +87,20 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, u64 *bits) {
     return state(device);
 }
 #ifndef OLD
+typedef struct { unsigned version, is_supported; } Support;
+typedef struct { unsigned id; int result; double value; void *info[3]; } Metric;
+typedef struct { unsigned version, count; int *before, *after; Metric metrics[8]; } Metrics;
+int nvmlGpmQueryDeviceSupport(void *device, Support *support) {
+    support->is_supported = is("gpm") && !index_of(device);
+    return OK;
+}
+int nvmlGpmSampleAlloc(int **sample) { *sample = calloc(1, sizeof **sample); return OK; }
+int nvmlGpmSampleGet(void *device, int *sample) { *sample = ++num_events; return OK; }
+int nvmlGpmMetricsGet(Metrics *metrics) {
+    /* The tensor cores work half of the time, if the readings are in their order. */
+    metrics->metrics[0].value = metrics->metrics[0].id == 5 && *metrics->after > *metrics->before ? 50 : -1;
+    return OK;
+}
 int nvmlDeviceGetTotalEnergyConsumption(void *device, u64 *value) { *value = 5000; return few(device); }
 #endif
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flatout.errors import FlatoutError
+from flatout.monitor.alarms import Alarms
+from flatout.monitor.run_sample import run_sample
 from flatout.schema.finding import Finding
 from flatout.schema.machine_sample import MachineSample
 from flatout.system.clock import elapsed_s
@@ -21,7 +23,9 @@ from flatout.system.json_process import JsonLines
 from flatout.system.machine_sampler import MachineSampler
 from flatout.system.own_processes import OwnProcesses
 from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_watch import RunReading
 from flatout.system.store.sample_file import SampleFile
+from flatout.system.wsl import has_windows_driver
 
 # How often the machine is looked at.
 _EVERY_S = 2.0
@@ -31,8 +35,14 @@ _PACE = ((600.0, 2.0), (6 * 3600.0, 10.0), (float("inf"), 60.0))
 
 def findings(folder: RunFolder, samples: Iterable[MachineSample]) -> Iterator[Finding]:
     """What is wrong with the run or its machine, as the samples come."""
-    for _ in samples:
-        yield from ()
+    alarms = Alarms(can_spill=has_windows_driver(), every_s=_EVERY_S, is_in_run=True)
+    reading = RunReading(folder)
+    for sample in samples:
+        with contextlib.suppress(FlatoutError):
+            reading.read()
+        for alarm in alarms.take(sample, [run_sample(reading, sample.at)]):
+            if alarm.state == "raised":
+                yield alarm.finding
 
 
 def is_due(since_start_s: float, since_line_s: float) -> bool:

@@ -30,7 +30,8 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU. index counts in PCI bus order, as in `schema/machine.py: Gpu`.
 
     utilization: share of the last moment in which a kernel was running, 0 to 1;
-    memory_utilization: in which its memory was read or written.
+    memory_utilization: in which its memory was read or written; tensor_utilization: in which its
+    tensor cores were working.
     clock_hz: of the SMs now; highest_clock_hz: that it can have.
     energy_j: since the driver was loaded. ecc_corrected, ecc_uncorrected: errors since then.
     xid: number of the last Xid error since sampling began; None where none was seen.
@@ -45,6 +46,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pci_bus_id: str | None = None
     utilization: float | None = None
     memory_utilization: float | None = None
+    tensor_utilization: float | None = None
     memory_bytes: int | None = None
     used_bytes: int | None = None
     temperature_c: float | None = None

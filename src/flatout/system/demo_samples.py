@@ -42,6 +42,7 @@ def _training_gpu(at: float) -> GpuSample:
         pci_bus_id="00000000:01:00.0",
         utilization=round(busy, 2),
         memory_utilization=round(busy * 0.6, 2),
+        tensor_utilization=round(busy * 0.35, 2),
         memory_bytes=8 * _GIB,
         used_bytes=used_bytes,
         temperature_c=temperature_c,
@@ -67,7 +68,9 @@ def _training_gpu(at: float) -> GpuSample:
 def _desktop_gpu(at: float) -> GpuSample:
     """One under Windows' driver, which keeps much to itself."""
     busy = _wave(at, 41, 0.0, 0.12)
-    silent = ("fan", "energy_j", "ecc_corrected", "ecc_uncorrected", "processes")
+    silent = (
+        "fan", "energy_j", "ecc_corrected", "ecc_uncorrected", "processes", "tensor_utilization",
+    )  # fmt: skip
     return GpuSample(
         index=1,
         name="NVIDIA GeForce RTX 4090",

@@ -13,7 +13,7 @@ from flatout.schema.machine_sample import DiskSample, HostSample
 from flatout.system.clock import elapsed_s
 
 # Free space changes slowly, and a file system on a network may not respond at all.
-_DISKS_EVERY_S = 10.0
+_DISKS_EVERY_S = 2.0
 # How long the first sample waits for the disks.
 _FIRST_WAIT_S = 0.3
 # Of psutil's times: a CPU that does none of these works.

@@ -36,6 +36,7 @@ class NvmlGpu:
         self._unread: dict[str, str] = {}
         # What this card or library will never report is not asked for again.
         self._unsupported: dict[str, str] = {}
+        self._tensor_cores = TensorCores(nvml, handle)
         self.xid: int | None = None
         self.address = ctypes.cast(handle, ctypes.c_void_p).value
         self.fixed = self._read(
@@ -78,6 +79,7 @@ class NvmlGpu:
 
         return {
             "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle),
+            "tensor_utilization": self._tensor_cores.share,
             "pcie_sent_bytes_per_s": lambda: pcie(nvml.NVML_PCIE_UTIL_TX_BYTES),
             "pcie_received_bytes_per_s": lambda: pcie(nvml.NVML_PCIE_UTIL_RX_BYTES),
         }
@@ -163,6 +165,47 @@ _PARTS = {
     "utilization": ("utilization", "memory_utilization"),
     "memory": ("memory_bytes", "used_bytes"),
 }
+
+
+class TensorCores:
+    """The work of a card's tensor cores, by NVML's counters of its units (GPM; Hopper and later).
+
+    Args:
+        nvml: the module `pynvml`.
+        handle: NVML's own of this GPU.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        # Two readings, used in turn: what is asked for is what has happened between them.
+        self._readings: list[Any] = []
+
+    def share(self) -> float:
+        """The share of the time since the last call in which they worked.
+
+        Raises:
+            NVMLError: the card does not report it.
+            ValueError: it is the first call.
+        """
+        nvml, handle = self._nvml, self._handle
+        if not self._readings:
+            if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+            self._readings = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+            nvml.nvmlGpmSampleGet(handle, self._readings[1])
+            raise ValueError("it is counted from the second sample on")
+        self._readings.reverse()
+        before, after = self._readings
+        nvml.nvmlGpmSampleGet(handle, after)
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+        request.sample1, request.sample2 = before, after
+        request.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+        nvml.nvmlGpmMetricsGet(request)
+        return float(request.metrics[0].value) / 100
 
 
 class XidWatch:

@@ -34,7 +34,10 @@ _THROTTLE = "clocks_throttle_reasons.active"
 _WHOLE = ("memory_bytes", "used_bytes", "ecc_corrected", "ecc_uncorrected")
 FIELDS = (*_TEXTS.values(), *(name for name, _ in _NUMBERS.values()), _THROTTLE)
 # What nvidia-smi reports in another way, or not at all.
-_NEVER = ("energy_j", "pcie_sent_bytes_per_s", "pcie_received_bytes_per_s", "processes")
+_NEVER = (
+    "tensor_utilization", "energy_j", "pcie_sent_bytes_per_s", "pcie_received_bytes_per_s",
+    "processes",
+)  # fmt: skip
 
 
 def query_smi(

@@ -29,7 +29,7 @@ from flatout.engine.session.state import own_state_of, state_of
 from flatout.engine.session.validation import Validator
 from flatout.engine.tensors.state_tree import Packed, pack
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckpointer, Snapshot
-from flatout.engine.training.metrics_log import MetricsLog, SilentMetricsLog
+from flatout.engine.training.metrics_log import MetricsLog, RankLog
 from flatout.engine.training.oom_recovery import OomRecovery, oom_options_of
 from flatout.engine.training.shard_loss_check import split_check_limit_s
 from flatout.engine.training.updater import Rollback, StepRunner, UpdateResult, agreed, await_device
@@ -104,11 +104,14 @@ class Loop:
         )
         check_split = functools.partial(why_not_split, training)
         self._oom_recovery = OomRecovery(context.event_log, oom_options, step, ranks, check_split)
-        self._reporter: MetricsLog | SilentMetricsLog = SilentMetricsLog()
+        self._reporter: MetricsLog | RankLog
         if ranks.is_first:
             self._reporter = MetricsLog(
                 session, context.event_log, context.timer, context.cap, context.recorder
             )
+        else:
+            path = context.folder.rank_times(ranks.rank)
+            self._reporter = RankLog(path, ranks.rank, context.timer)
         requests = functools.partial(_requests, context, self._reporter)
         self._runner = StepRunner(session, context.timer, self._oom_recovery, requests)
         self._flop_count = self._runner.flop_count
@@ -375,9 +378,7 @@ def _put_together(
     return state_of(session), validator.weights() if needs_weights else None
 
 
-def _requests(
-    context: LoopContext, reporter: MetricsLog | SilentMetricsLog, step: int
-) -> StepRequests:
+def _requests(context: LoopContext, reporter: MetricsLog | RankLog, step: int) -> StepRequests:
     """This rank's requests after that many updates."""
     return StepRequests(
         stop=context.request.reason,

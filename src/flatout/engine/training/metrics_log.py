@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -13,9 +16,11 @@ from flatout.engine.runtime.rng import sample_order
 from flatout.engine.runtime.step_timer import Losses, StepTimer, allocated_bytes, memory_bytes
 from flatout.engine.session.session import Session
 from flatout.engine.step.loss_means import LossMeans
-from flatout.errors import RunFailed
+from flatout.errors import FlatoutError, RunFailed
+from flatout.schema.alarm import RankProgress
 from flatout.schema.run_lines import EpochEnded, Progress
 from flatout.schema.units import bytes_text
+from flatout.system.atomic_files import Lines
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.run_recorder import RunRecorder
 
@@ -177,13 +182,38 @@ class MetricsLog:
             self._event_log.warn_of(step, error)
 
 
-class SilentMetricsLog:
-    """Stands in for a MetricsLog on ranks that log nothing: rank 0 logs for all."""
+class RankLog:
+    """Stands in for a MetricsLog on ranks other than the first, which logs for all: writes only
+    where this rank's time goes, once a second, so that a straggling rank can be found.
+
+    Args:
+        path: the file of this rank in the run's folder.
+        rank: its number.
+        timer: knows where the time went.
+    """
 
     moved: OutOfMemory | None = None
 
+    def __init__(self, path: Path, rank: int, timer: StepTimer) -> None:
+        self._rank = rank
+        self._timer = timer
+        self._began_s = self._line_s = elapsed_s()
+        self._lines: Lines | None = None
+        # Nothing depends on it, and a node may be allowed only to read the folder.
+        with contextlib.suppress(FlatoutError):
+            self._lines = Lines(path)
+
     def add(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
         """See MetricsLog."""
+        now = elapsed_s()
+        if self._lines is None or now - self._line_s < _rank_pace_s(now - self._began_s):
+            return
+        self._line_s = now
+        line = RankProgress(at=now_s(), rank=self._rank, split_s=self._timer.split_s())
+        try:
+            self._lines.append(line)
+        except FlatoutError:
+            self._lines = None
 
     def is_due(self) -> bool:
         """See MetricsLog."""
@@ -194,6 +224,10 @@ class SilentMetricsLog:
 
     def end_epoch(self) -> None:
         """See MetricsLog."""
+
+
+def _rank_pace_s(seconds: float) -> float:
+    return max(1.0, next(every_s for until_s, every_s in _PACE if seconds < until_s))
 
 
 def _sample_indices(session: Session, update: int) -> list[int]:

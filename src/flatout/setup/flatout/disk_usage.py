@@ -20,7 +20,7 @@ from flatout.setup.model.disk_use import FREEABLE, DiskUse, Kind
 from flatout.system import atomic_files, links
 from flatout.system import paths as folders
 from flatout.system.disk_size import size_of
-from flatout.system.store import datasets, environment_folder, environments
+from flatout.system.store import daily_files, datasets, environment_folder, environments
 from flatout.system.store.recipe_cache import recipes_folder
 from flatout.system.store.run_folder import RunFolder, run_paths
 from flatout.system.store.run_reader import list_runs
@@ -185,7 +185,7 @@ def _categories() -> Iterator[_DiskCategory]:
         cost="they are downloaded again when needed",
         in_use=dict.fromkeys(downloaded, f"{running[0]} may be reading it") if running else {},
     )
-    yield from (_environments(), _compiled(running), _caches(state))
+    yield from (_environments(), _compiled(running), _caches(state), _samples())
     yield _DiskCategory(
         kind="tools",
         text="flatout itself, uv and micromamba, as the install script or a setup installed them",
@@ -219,6 +219,23 @@ def _caches(state: Path) -> _DiskCategory:
             *_left_overs(run_paths()),
         ],
         cost="the next flatout setup downloads its wheels and queries the indexes again",
+    )
+
+
+def _samples() -> _DiskCategory:
+    folder = daily_files.monitor_folder()
+    paths = [path for _, path in daily_files.day_files(folder)]
+    # A lock that no process holds is of no use to anyone.
+    is_running = daily_files.is_monitor_running()
+    paths += _below(folder, daily_files.LOCK) if paths else []
+    in_use = dict.fromkeys(paths, "flatout monitor is running") if is_running else {}
+    return _DiskCategory(
+        kind="samples",
+        text="samples of this machine, recorded by `flatout monitor`",
+        folder=folder,
+        paths=paths,
+        cost="they cannot be recorded again",
+        in_use=in_use,
     )
 
 

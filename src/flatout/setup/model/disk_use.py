@@ -8,11 +8,11 @@ import msgspec
 
 Kind = Literal[
     "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
-    "tools", "undo",
+    "samples", "tools", "undo",
 ]  # fmt: skip
 # What `--free` accepts; the others have their own commands.
 FREEABLE: tuple[Kind, ...] = (
-    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches", "samples",
 )  # fmt: skip
 
 

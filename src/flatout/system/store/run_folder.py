@@ -11,6 +11,7 @@ weights.safetensors the best weights by validation, else the last
 preprocessing.json  what was computed from the training data, and predicting needs
 plots/              pictures drawn by viewers
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
+rank1.jsonl         where the time of rank 1 went (schema/alarm.py: RankProgress), and so on
 lock, stop          held while someone trains; asks them to stop
 attended            held by a command line whose worker is still beginning, so not yet in `lock`
 writer              a word of the process that trains or trained last
@@ -99,6 +100,10 @@ class RunFolder:
     def rank_log(self, rank: int) -> Path:
         """The log of a rank other than the first."""
         return self.path / f"worker.rank{rank}.log"
+
+    def rank_times(self, rank: int) -> Path:
+        """Where the time of a rank other than the first went (`alarm.py: RankProgress`)."""
+        return self.path / f"rank{rank}.jsonl"
 
     def lock(self) -> atomic_files.FileLock:
         """The lock that a process must hold to train in this folder."""

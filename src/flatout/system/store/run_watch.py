@@ -1,0 +1,123 @@
+"""The runs that train on this machine, found and read again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.errors import FlatoutError
+from flatout.schema.alarm import RankProgress, WorkerSample
+from flatout.schema.run_lines import Line, Started
+from flatout.system import atomic_files
+from flatout.system.clock import elapsed_s
+from flatout.system.store.run_folder import RunFolder, run_paths
+from flatout.system.store.run_tail import RunTail
+from flatout.system.worker_watch import worker_sample
+
+# Among thousands of runs, new ones are looked for this often.
+_SCAN_EVERY_S = 3.0
+# A run that has ended is read so much longer: its last lines, and whether it is resumed.
+_KEPT_S = 120.0
+
+
+class RunReading:
+    """What is new of one run.
+
+    folder: the run. is_in_use: a worker trains it, or is beginning to.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.is_in_use = True
+        self.lines: list[Line] = []
+        self.ranks: list[RankProgress] = []
+        self.worker: WorkerSample | None = None
+        self.used_at_s = elapsed_s()
+        self._tail = RunTail(folder)
+        self._started: Started | None = None
+        self._rank_offsets: dict[Path, int] = {}
+
+    def read(self) -> None:
+        """Reads what is new.
+
+        Raises:
+            FlatoutError: a file of the run cannot be read.
+        """
+        # Before the lines: what was written before the end is then read for certain.
+        self.is_in_use = self.folder.is_in_use()
+        self.lines, self.ranks, self.worker = [], [], None
+        if self.is_in_use:
+            self.used_at_s = elapsed_s()
+        self.lines = self._tail.new_lines()
+        for line in self.lines:
+            if isinstance(line, Started):
+                self._started = line
+        if self._started is None:
+            return
+        if self.is_in_use:
+            self.worker = worker_sample(self._started.pid, self._started.at)
+        if self._started.num_ranks > 1:
+            self.ranks = list(self._rank_lines())
+
+    def _rank_lines(self) -> Iterator[RankProgress]:
+        for path in sorted(self.folder.path.glob("rank*.jsonl")):
+            offset = self._rank_offsets.get(path, 0)
+            lines, self._rank_offsets[path] = atomic_files.read_lines_from(
+                path, offset, RankProgress
+            )
+            yield from lines
+
+
+class RunWatch:
+    """Finds the user's runs that train, and gives what is new of each."""
+
+    def __init__(self) -> None:
+        self._readings: dict[Path, RunReading] = {}
+        # Of runs that do not train: when their events were written last.
+        self._idle_since: dict[Path, int] = {}
+        self._scanned_s = -_SCAN_EVERY_S
+
+    def take(self) -> list[RunReading]:
+        """What is new of every run that trains or has just ended."""
+        if elapsed_s() - self._scanned_s >= _SCAN_EVERY_S:
+            self._scanned_s = elapsed_s()
+            self._scan()
+        read = []
+        for path, reading in list(self._readings.items()):
+            try:
+                reading.read()
+            except (FlatoutError, OSError):
+                # Removed, or damaged while we look: `flatout runs` names it.
+                self._let_go(path)
+                continue
+            read.append(reading)
+            if not reading.is_in_use and elapsed_s() - reading.used_at_s > _KEPT_S:
+                self._let_go(path)
+        return read
+
+    def _let_go(self, path: Path) -> None:
+        del self._readings[path]
+        self._idle_since[path] = _written_ns(path)
+
+    def _scan(self) -> None:
+        with contextlib.suppress(FlatoutError, OSError):
+            for path in run_paths():
+                if path in self._readings or self._idle_since.get(path) == _written_ns(path):
+                    continue
+                written_ns = _written_ns(path)
+                folder = RunFolder(path)
+                with contextlib.suppress(FlatoutError, OSError):
+                    if folder.is_in_use():
+                        self._readings[path] = RunReading(folder)
+                        continue
+                self._idle_since[path] = written_ns
+
+
+def _written_ns(path: Path) -> int:
+    """When a run's events were written last; without any, its folder."""
+    for name in ("events.jsonl", ""):
+        with contextlib.suppress(OSError):
+            return os.stat(path / name if name else path).st_mtime_ns
+    return 0

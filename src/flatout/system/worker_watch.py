@@ -1,0 +1,57 @@
+"""What the processes of a run's worker use, read from outside."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from flatout.schema.alarm import WorkerSample
+
+
+def worker_sample(pid: int, started_at: float) -> WorkerSample | None:
+    """The worker with that number and its children; None where it is not on this machine.
+
+    started_at: when it began to train. A process that is younger has only the same number, as
+    where the worker is in a container.
+    """
+    # Only here: it takes 20 ms to import.
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() > started_at + 1.0:
+            return None
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE:
+            return None
+        family = [process, *process.children(recursive=True)]
+    except (psutil.Error, OSError):
+        return None
+    times = [seconds for one in family if (seconds := _cpu_s(one)) is not None]
+    sizes = [size for one in family if (size := _own_bytes(one)) is not None]
+    return WorkerSample(
+        pid=pid,
+        is_stopped=status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
+        cpu_s=sum(times),
+        memory_bytes=sum(sizes) if sizes else None,
+    )
+
+
+def _cpu_s(process: Any) -> float | None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        times = process.cpu_times()
+        # A child that has ended is counted by its parent, where the system does so.
+        return float(sum(times[:4]))
+    return None
+
+
+def _own_bytes(process: Any) -> int | None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        memory = process.memory_info()
+        # Where data is read through a mapped file, its pages are shared, and can be given back.
+        return int(getattr(memory, "private", memory.rss - getattr(memory, "shared", 0)))
+    return None

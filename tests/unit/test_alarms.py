@@ -1,0 +1,226 @@
+"""Alarms on a simulated clock: planted faults are found in time, healthy trainings raise none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.simulated_run import BEGAN, FAULTS, HEALTHY, Fault, Shape, Simulation
+
+from flatout.monitor.alarms import Alarms
+from flatout.monitor.run_sample import RunSample
+from flatout.monitor.trend import last_points, lasting_growth, steady_growth
+from flatout.schema.alarm import Alarm
+from flatout.schema.finding import Finding
+from flatout.schema.machine_sample import DiskSample, GpuSample, HostSample, MachineSample
+from flatout.schema.run_lines import Failed, Stopped
+
+ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
+LIMIT_S = 30.0
+
+
+def raised_by(
+    shape: Shape, fault: Fault | None, seconds: int, alarms: Alarms | None = None
+) -> list[Alarm]:
+    """All alarms of a simulated training."""
+    alarms = alarms or Alarms(can_spill=True)
+    samples = Simulation(shape, fault).samples(seconds)
+    return [alarm for machine, runs in samples for alarm in alarms.take(machine, runs)]
+
+
+@pytest.mark.parametrize(("shape", "fault"), FAULTS, ids=[fault.rule for _, fault in FAULTS])
+def test_a_planted_fault_is_found_in_time_and_nothing_else(shape: Shape, fault: Fault) -> None:
+    found = raised_by(shape, fault, int(fault.at_s) + 40)
+    assert [alarm.finding.rule for alarm in found] == [fault.rule]
+    assert found[0].state == "raised"
+    assert found[0].at - BEGAN - fault.at_s <= LIMIT_S
+
+
+@pytest.mark.parametrize(("shape", "fault"), FAULTS, ids=[fault.rule for _, fault in FAULTS])
+def test_an_alarm_has_evidence_a_cause_a_fix_and_a_page(shape: Shape, fault: Fault) -> None:
+    finding = raised_by(shape, fault, int(fault.at_s) + 40)[0].finding
+    assert f"\n## {finding.rule}\n" in ERRORS.read_text(encoding="utf-8")
+    # The run's own finding about its loss is handed on as it is.
+    if finding.rule != "nonfinite-loss":
+        assert finding.evidence
+        assert finding.because
+        assert finding.fixes
+
+
+@pytest.mark.parametrize("shape", HEALTHY, ids=[shape.name for shape in HEALTHY])
+def test_no_alarm_in_a_healthy_training(shape: Shape) -> None:
+    # A whole hour of each is in campaigns/alarms.py.
+    assert raised_by(shape, None, 900) == []
+
+
+def hot(at: float, reasons: tuple[str, ...] = ("thermal-slowdown",)) -> MachineSample:
+    """A sample of a GPU whose clocks are limited."""
+    gpu = GpuSample(index=0, utilization=0.9, throttle_reasons=reasons)
+    return MachineSample(at=BEGAN + at, host=HostSample(), gpus=(gpu,), source="nvml")
+
+
+def cool(at: float) -> MachineSample:
+    """A sample of the same GPU, with nothing wrong."""
+    return hot(at, ())
+
+
+def states(alarms: Alarms, samples: Iterator[MachineSample]) -> list[tuple[str, float]]:
+    """When alarms were raised and cleared."""
+    return [
+        (alarm.state, alarm.at - BEGAN) for sample in samples for alarm in alarms.take(sample, [])
+    ]
+
+
+def test_an_alarm_is_raised_once_cleared_and_raised_again_after_it_was_away() -> None:
+    alarms = Alarms()
+    assert states(alarms, map(hot, range(100))) == [("raised", 15.0)]
+    assert states(alarms, map(cool, range(100, 220))) == [("cleared", 159.0)]
+    assert states(alarms, map(hot, range(220, 300))) == [("raised", 235.0)]
+
+
+def test_an_alarm_that_comes_and_goes_is_one_alarm() -> None:
+    alarms = Alarms()
+    samples = (hot(at) if at % 60 < 30 else cool(at) for at in range(600))
+    assert states(alarms, samples) == [("raised", 15.0)]
+
+
+def test_no_alarm_from_what_was_seen_before_the_computer_slept() -> None:
+    alarms = Alarms()
+    assert states(alarms, map(hot, range(14))) == []
+    assert states(alarms, map(hot, range(4000, 4014))) == []
+
+
+def test_no_alarm_about_a_run_whose_computer_has_slept() -> None:
+    alarms = Alarms()
+    simulation = list(Simulation(HEALTHY[0]).samples(100))
+    found = [alarm for machine, runs in simulation for alarm in alarms.take(machine, runs)]
+    for second in range(15):
+        at = BEGAN + 4000 + second
+        machine = msgspec.structs.replace(simulation[-1][0], at=at)
+        run = replace(simulation[-1][1][0], at=at, lines=())
+        found += alarms.take(machine, [run])
+    assert found == []
+
+
+def test_a_second_xid_is_another_alarm() -> None:
+    alarms = Alarms()
+
+    def sample(at: float, xid: int) -> MachineSample:
+        gpu = GpuSample(index=0, xid=xid)
+        return MachineSample(at=BEGAN + at, host=HostSample(), gpus=(gpu,), source="nvml")
+
+    found = [*alarms.take(sample(0, 31), []), *alarms.take(sample(1, 31), [])]
+    found += alarms.take(sample(2, 79), [])
+    assert [alarm.finding.problem for alarm in found] == [
+        "GPU 0 reported Xid error 31.", "GPU 0 reported Xid error 79.",
+    ]  # fmt: skip
+    assert alarms.take(sample(3, 45), []) == []
+
+
+def test_an_old_reading_of_a_gpu_raises_nothing() -> None:
+    alarms = Alarms()
+    samples = (msgspec.structs.replace(hot(at), reason="NVML hangs") for at in range(60))
+    assert states(alarms, samples) == []
+
+
+def test_a_reading_of_nvidia_smi_counts_whatever_is_wrong_with_nvml() -> None:
+    samples = (
+        msgspec.structs.replace(hot(at), reason="NVML crashes", source="nvidia-smi")
+        for at in range(60)
+    )
+    assert states(Alarms(), samples) == [("raised", 15.0)]
+
+
+def test_a_power_cap_at_high_clocks_is_no_alarm() -> None:
+    def sample(at: float, clock_hz: float) -> MachineSample:
+        gpu = GpuSample(
+            index=0, utilization=1.0, throttle_reasons=("power-cap",), clock_hz=clock_hz,
+            highest_clock_hz=2e9,
+        )  # fmt: skip
+        return MachineSample(at=BEGAN + at, host=HostSample(), gpus=(gpu,), source="nvml")
+
+    assert states(Alarms(), (sample(at, 1.3e9) for at in range(60))) == []
+    assert states(Alarms(), (sample(at, 0.9e9) for at in range(60))) == [("raised", 20.0)]
+
+
+def test_memory_spills_only_where_the_driver_moves_memory() -> None:
+    shape, fault = next(one for one in FAULTS if one[1].rule == "gpu-memory-spilled")
+    assert raised_by(shape, fault, 120, Alarms(can_spill=False)) == []
+
+
+def disk(at: float, free: int) -> MachineSample:
+    """A sample of a disk of 100 MB."""
+    one = DiskSample(path="/data", total_bytes=10**8, free_bytes=free)
+    return MachineSample(at=BEGAN + at, host=HostSample(disks=(one,)))
+
+
+def test_a_disk_that_a_checkpoint_fills_a_little_is_no_alarm() -> None:
+    samples = (disk(at, 30_000_000 - 8_000_000 * (at > 30)) for at in range(90))
+    assert states(Alarms(), samples) == []
+
+
+def test_a_disk_that_is_almost_full_is_an_alarm_at_once() -> None:
+    assert states(Alarms(), iter([disk(0, 500_000)])) == [("raised", 0.0)]
+
+
+def run_at(second: float, *, is_in_use: bool, lines: tuple[object, ...] = ()) -> RunSample:
+    """A run a while after its training has begun."""
+    return RunSample(
+        id="a", typed="a", log="worker.log", at=BEGAN + second, is_in_use=is_in_use, lines=lines
+    )  # type: ignore[arg-type]
+
+
+def after_training(*lines: object) -> list[str]:
+    """The alarms of a training that has ended with these lines."""
+    alarms = Alarms()
+    found: list[Alarm] = []
+    samples = list(Simulation(HEALTHY[0]).samples(60))
+    for machine, runs in samples:
+        found += alarms.take(machine, [replace(run, id="a") for run in runs])
+    for second in range(60, 80):
+        machine = msgspec.structs.replace(samples[-1][0], at=BEGAN + second)
+        new = lines if second == 60 else ()
+        found += alarms.take(machine, [run_at(second, is_in_use=False, lines=new)])
+    return [alarm.finding.rule for alarm in found]
+
+
+def test_a_run_that_was_stopped_is_no_alarm() -> None:
+    assert after_training(Stopped(at=BEGAN + 60, step=9, reason="asked to")) == []
+
+
+def test_a_run_that_has_failed_hands_on_its_finding() -> None:
+    finding = Finding(rule="out-of-memory", severity="error", problem="no memory.")
+    assert after_training(Failed(at=BEGAN + 60, step=9, finding=finding)) == ["out-of-memory"]
+
+
+def test_a_run_that_ended_without_a_word_has_died() -> None:
+    assert after_training() == ["worker-died"]
+
+
+def test_alarms_in_a_run_leave_out_what_it_has_logged() -> None:
+    shape, fault = next(one for one in FAULTS if one[1].rule == "nonfinite-loss")
+    assert raised_by(shape, fault, 120, Alarms(is_in_run=True)) == []
+
+
+def test_steady_growth_is_told_from_steps_and_noise() -> None:
+    even = [(float(at), 5.0 * at) for at in range(20)]
+    assert steady_growth(even) == pytest.approx(5.0)
+    assert steady_growth([(at, 5.0 * (at > 9)) for at, _ in even]) is None
+    assert steady_growth([(at, at % 3) for at, _ in even]) is None
+    assert steady_growth(even[:4]) is None
+    assert steady_growth([(at, 1.0) for at, _ in even]) is None
+
+
+def test_lasting_growth_needs_every_quarter() -> None:
+    stairs = [(float(at), float(at // 4)) for at in range(21)]
+    assert lasting_growth(stairs) == pytest.approx(0.25)
+    assert lasting_growth([(at, min(value, 2.0)) for at, value in stairs]) is None
+
+
+def test_last_points_cover_the_window_or_are_none() -> None:
+    points = [(float(at), 0.0) for at in range(100)]
+    assert last_points(points, 20.0)[0] == (79.0, 0.0)
+    assert last_points(points[:10], 20.0) == []
