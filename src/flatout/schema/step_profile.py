@@ -68,6 +68,7 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     From samples of the main thread's stack, taken in steps without a profiler.
     text: the line, stripped. part: `data` where it reads samples, else `step`.
     through: the innermost function of a library that it calls most (`torch/_tensor.py: backward`).
+    loop: first line of the loop that it is in; None if it is in none.
     """
 
     file: str
@@ -78,6 +79,7 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part: Literal["data", "step"] = "step"
     through: str = ""
     num_samples: int = 0
+    loop: int | None = None
 
     @property
     def place(self) -> str:
@@ -148,26 +150,25 @@ class StepTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a training besides times; advice depends on it. None: unknown.
 
     device: `cpu` or `cuda`. batch_size: samples of an update. data_kind: see Setting.
-    dtypes: of the model's weights. has_bf16: the device multiplies bf16 faster than fp32.
+    dtypes: of the model's weights.
     num_cores: physical ones that the process may use. padding: share of the token positions in a
     batch that hold only padding, as far as cutting batches at their longest sample or sorting them
     by length would save them. num_recompiles: of torch.compile, in a step; compile_s: their time.
-    not_compiled, not_fused, not_cached: why that is impossible here; None where it is possible.
-    num_operators: calls in a step that start work. num_allocations: in a step.
+    not_compiled, not_cached: why that is impossible here; None where it is possible.
+    num_operators: calls in a step that start work. num_syncs: in which the host waits for it.
     has_own_step: the experiment makes its updates itself.
+    batch_parameter: of the experiment, that sets batch_size.
     """
 
     device: str = "cpu"
     batch_size: int | None = None
     data_kind: str | None = None
     dtypes: tuple[str, ...] = ()
-    has_bf16: bool | None = None
     num_cores: int | None = None
     padding: float | None = None
     num_recompiles: float | None = None
     compile_s: float | None = None
     not_compiled: str | None = None
-    not_fused: str | None = None
     not_cached: str | None = None
     has_own_step: bool = False
     num_operators: float | None = None
@@ -208,7 +209,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     sampled_step_s: mean step while the lines were sampled; None where they were not.
     samples_per_step: mean; None where no one knows. recipe: fields with their values; empty for a
     script. settings: what else was chosen, in words.
-    operators, layers: every row, the largest self time first. lines: likewise.
+    operators, kernels, layers: every row, the largest self time first. lines: likewise.
+    warnings: of what would disturb a training, too.
     """
 
     version: int = STEP_PROFILE_VERSION
@@ -228,6 +230,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "samples"
     split: tuple[SplitPart, ...]
     operators: tuple[OperatorTime, ...] = ()
+    kernels: tuple[OperatorTime, ...] = ()
     layers: tuple[OperatorTime, ...] = ()
     lines: tuple[LineTime, ...] = ()
     memory: MemoryUse = MemoryUse()
@@ -238,6 +241,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     unread: dict[str, str] = {}
     load: Load | None = None
+    warnings: tuple[Finding, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property

@@ -14,7 +14,10 @@ from flatout.schema.step_profile import OperatorTime, SplitPart
 
 @dataclass(frozen=True, kw_only=True)
 class TraceReport:
-    """What the events of a trace say of a step; see StepProfile and StepTraits."""
+    """What the events of a trace say of a step; see StepProfile, StepTraits and RoofUse.
+
+    memory_bytes: that memory-bound operators read and write, at least.
+    """
 
     split: tuple[SplitPart, ...]
     operators: tuple[OperatorTime, ...]
@@ -23,6 +26,7 @@ class TraceReport:
     num_operators: float
     num_syncs: float
     pageable_copy_s: float | None
+    memory_bytes: float
 
 
 def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceReport:
@@ -51,4 +55,5 @@ def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceR
         num_operators=tables.num_operators(),
         num_syncs=syncs / steps.num_profiled,
         pageable_copy_s=copies_s / steps.num_profiled if has_device else None,
+        memory_bytes=tables.memory_bytes(),
     )

@@ -6,6 +6,7 @@ Python several times slower, and more exact: it knows functions, this knows line
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import linecache
 import os
@@ -52,16 +53,20 @@ class LineSampler:
 
     Args:
         thread: its id; None is the one that makes this.
+        part: of all lines; None: as what has called them says.
     """
 
-    def __init__(self, thread: int | None = None) -> None:
+    def __init__(
+        self, thread: int | None = None, part: Literal["data", "step"] | None = None
+    ) -> None:
         self._thread = thread or threading.get_ident()
+        self._part = part
         self._seconds: dict[_Place, float] = defaultdict(float)
         self._counts: Counter[_Place] = Counter()
         self._through: dict[_Place, Counter[str]] = defaultdict(Counter)
         self._is_user: dict[str, bool] = {}
+        self._loops = _Loops()
         self._is_over = threading.Event()
-        self._took_s = 0.0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -70,11 +75,9 @@ class LineSampler:
         sys.setswitchinterval(_SWITCH_S)
         sampling = threading.Thread(target=self._sample, daemon=True)
         sampling.start()
-        began_s = time.perf_counter()
         try:
             yield
         finally:
-            self._took_s += time.perf_counter() - began_s
             self._is_over.set()
             sampling.join()
             self._is_over.clear()
@@ -92,6 +95,7 @@ class LineSampler:
                 part=place.part,
                 through=self._through[place].most_common(1)[0][0],
                 num_samples=self._counts[place],
+                loop=self._loops.of(place.file, place.line),
             )
             for place, seconds in self._seconds.items()
         ]
@@ -116,7 +120,10 @@ class LineSampler:
         if frame is None:
             return
         place = _Place(
-            frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, _part_above(frame)
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            frame.f_code.co_name,
+            self._part or _part_above(frame),
         )
         self._seconds[place] += seconds
         self._counts[place] += 1
@@ -127,6 +134,35 @@ class LineSampler:
         if known is None:
             known = self._is_user[file] = is_user_code(file)
         return known
+
+
+class _Loops:
+    """The loops of source files, by the lines in them."""
+
+    def __init__(self) -> None:
+        self._by_file: dict[str, dict[int, int]] = {}
+
+    def of(self, file: str, line: int) -> int | None:
+        """The first line of the innermost loop that a line is in; None if it is in none."""
+        if file not in self._by_file:
+            self._by_file[file] = _loop_lines("".join(linecache.getlines(file)))
+        return self._by_file[file].get(line)
+
+
+def _loop_lines(text: str) -> dict[int, int]:
+    """Of each line in a loop, or a comprehension over several lines, the loop's first line."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, int] = {}
+    # Outer loops come first, and inner ones in their place.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.While | ast.ListComp | ast.GeneratorExp):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            for line in range(first, last + 1):
+                found[line] = max(first, found.get(line, 0))
+    return found
 
 
 def _part_above(frame: FrameType) -> Literal["data", "step"]:

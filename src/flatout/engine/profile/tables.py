@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,11 @@ from flatout.schema.step_profile import OperatorTime, Part
 
 # What belongs to no layer: the loss, and what is done to a batch before the model has it.
 OUTSIDE, OPTIMIZER = "(outside of layers)", "(optimizer)"
+# As torch's profiler names them.
+_ELEMENT_BYTES = {
+    "double": 8, "long int": 8, "long": 8, "c10::BFloat16": 2, "c10::Half": 2, "unsigned char": 1,
+    "signed char": 1, "bool": 1, "short int": 2, "short": 2,
+}  # fmt: skip
 _BACKWARD_SCOPE = "autograd::engine::evaluate_function"
 
 
@@ -167,6 +173,18 @@ class Tables:
         ]
         return len(own) / self._steps.num_profiled
 
+    def memory_bytes(self) -> float:
+        """Bytes that memory-bound operators read and write in a step, at least.
+
+        Their inputs, and once more the largest of them as a result.
+        """
+        total = 0
+        for number, event in enumerate(self._events):
+            is_memory = self._is_counted(event) and operator_part(event.name) == "memory"
+            if is_memory and not self._is_optimizer[number]:
+                total += moved_bytes(event.shapes, event.dtype)
+        return total / self._steps.num_profiled
+
     def kernels(self) -> tuple[OperatorTime, ...]:
         """A row for each kernel of a GPU, the longest first."""
         rows: dict[str, _Row] = defaultdict(_Row)
@@ -190,6 +208,12 @@ def _own_time(row: OperatorTime) -> float:
 
 def _most(counts: Counter[str]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
+
+
+def moved_bytes(shapes: str, dtype: str) -> int:
+    """Bytes of tensors of these shapes, and of a result as large as the largest of them."""
+    sizes = [math.prod(map(int, shape.split("x"))) for shape in shapes.split()]
+    return (sum(sizes) + max(sizes, default=0)) * _ELEMENT_BYTES.get(dtype, 4)
 
 
 def layers_of(events: Sequence[TraceEvent], is_optimizer: Sequence[bool]) -> list[str]:
