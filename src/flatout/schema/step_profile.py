@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flatout.schema.finding import Finding
 from flatout.schema.tuning import Interval, Load
 
 STEP_PROFILE_VERSION = 1
