@@ -7,16 +7,14 @@ code are judged by their text and their time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import msgspec
+from collections.abc import Iterator
 
 from flatout.monitor.advice_lines import line_advice
 from flatout.monitor.advice_words import WORDS, Words
 from flatout.monitor.speedups import faster, speedup_of
 from flatout.schema.step_profile import Advice, OperatorProbe, StepProfile
 from flatout.schema.tuning import Interval
-from flatout.schema.units import counted_text, percent_text, seconds_text
+from flatout.schema.units import percent_text, seconds_text
 
 MOST_ADVICE = 3
 # Less is not worth a change, and often not true.
@@ -160,7 +158,7 @@ def _larger_batch(report: StepProfile) -> Iterator[Advice]:
         yield Advice(
             id="small-micro-batch",
             problem=f"Micro-batches of {micro_size} are too small for this device.",
-            because=f"a batch of {size} is computed in {counted_text(-(-size // micro_size), 'part')}",
+            because=f"a batch of {size} is computed in parts: {-(-size // micro_size)} of them",
             fix=f"--use micro_batch_size={larger}",
             speedup=faster(report.mean_step_s, saved),
             basis=f"{probe.note}: x{probe.ratio.middle:.2f} of the time per sample",
@@ -271,7 +269,7 @@ def _tiny_operators(report: StepProfile) -> Iterator[Advice]:
     yield Advice(
         id="tiny-operators",
         problem="The step consists of many small operators.",
-        because=f"{count:,.0f} operators of {seconds_text(own_s / count)} on average, calls included",
+        because=f"{count:,.0f} operators of {seconds_text(own_s / count)} each, calls included",
         fix="--use compiled=loss"
         if can_compile
         else "torch.compile the model, or use fewer, larger operators in these lines",
@@ -284,8 +282,3 @@ def _tiny_operators(report: StepProfile) -> Iterator[Advice]:
 
 def _share(report: StepProfile, seconds: float) -> str:
     return percent_text(min(1.0, seconds / report.mean_step_s), 0)
-
-
-def proved(report: StepProfile, advice: Sequence[Advice]) -> StepProfile:
-    """The report with what was proved."""
-    return msgspec.structs.replace(report, advice=tuple(advice))
