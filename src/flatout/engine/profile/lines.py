@@ -15,7 +15,6 @@ import site
 import sys
 import sysconfig
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import Literal
 
 from flatout.schema.step_profile import LineTime
+from flatout.system.clock import elapsed_s, sleep_s
 
 _EVERY_S = 0.001
 # For how long another thread may hold the interpreter while a sample is due.
@@ -102,12 +102,12 @@ class LineSampler:
         return tuple(sorted(found, key=lambda line: line.seconds, reverse=True))
 
     def _sample(self) -> None:
-        last_s = time.perf_counter()
+        last_s = elapsed_s()
         while not self._is_over.is_set():
             # Not at a fixed rate: a loop of the same rate would be seen at one line only.
-            time.sleep(_EVERY_S * random.uniform(0.5, 1.5))
+            sleep_s(_EVERY_S * random.uniform(0.5, 1.5))
             frame = sys._current_frames().get(self._thread)
-            now_s = time.perf_counter()
+            now_s = elapsed_s()
             if frame is not None:
                 self._count(frame, now_s - last_s)
             last_s = now_s
