@@ -92,7 +92,7 @@ def _printing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice
             id="printing",
             problem="Every step prints or logs.",
             because=_because(report, _seconds(lines)),
-            fix="print every hundredth step, and without reading a loss that is not there yet",
+            fix="print every hundredth step only",
             speedup=speedup_of(report.mean_step_s, seconds, doubt=0.15),
             basis="if these lines took no time",
             lines=tuple(lines[:_MOST_LINES]),

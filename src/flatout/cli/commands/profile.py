@@ -48,9 +48,7 @@ from flatout.cli.options import json_document
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
 @json_document
-def command(
-    is_json: bool, html: str | None, trace: str | None, by: Any, sort: Any, top: int, **options: Any
-) -> None:
+def command(is_json: bool, html: str | None, trace: str | None, **options: Any) -> None:
     """Show where the time of a training step goes, and what to change.
 
     NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
@@ -70,6 +68,7 @@ def command(
     page = Path(html).expanduser() if html is not None else None
     if page is not None:
         check_writable(page)
+    view = View(**{name: options.pop(name) for name in ("by", "sort", "top")})
     num_steps, is_proved = options.pop("num_steps"), options.pop("is_proved")
     profile_command = runs_profile.ProfileCommand(
         request=TrainRequest(**options), num_steps=num_steps, trace=trace, is_proved=is_proved
@@ -91,4 +90,4 @@ def command(
     if is_json:
         show.print_json(report)
     else:
-        print_profile(report, View(by=by, sort=sort, top=top), files)
+        print_profile(report, view, files)

@@ -27,9 +27,10 @@ from flatout.engine.session.session import Session
 from flatout.engine.step.compiled_loss import why_not_compiled
 from flatout.engine.tensors.nested import tensors_in
 from flatout.engine.training.flop_count import FlopCount
+from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.profile_protocol import ProfileRequest, Profiling
-from flatout.schema.recipe import recipe_fields
+from flatout.schema.recipe import Recipe, recipe_fields
 from flatout.schema.step_profile import (
     LineTime,
     MemoryUse,
@@ -142,8 +143,8 @@ class Profiler:
             roofs=self._roofs(found, made.samples_per_step),
             traits=self._traits(found, made.compiled, probed),
             probes=probed.probes,
-            recipe=self._recipe(),
-            settings=self._settings(),
+            recipe=_values(self._session.recipe),
+            settings=_settings(self._request.spec),
             unread=self._unread,
             load=made.load,
             warnings=self._warnings,
@@ -317,14 +318,14 @@ class Profiler:
             num_syncs=found.num_syncs,
         )
 
-    def _settings(self) -> dict[str, str]:
-        spec = self._request.spec
-        return {name: str(value) for name, value in spec.parameters.items()} | {
-            "seed": str(spec.seed)
-        }
 
-    def _recipe(self) -> dict[str, Any]:
-        return {name: getattr(self._session.recipe, name).value for name in recipe_fields()}
+def _settings(spec: ExperimentSpec) -> dict[str, str]:
+    own = {name: str(value) for name, value in spec.parameters.items()}
+    return own | {"seed": str(spec.seed)}
+
+
+def _values(recipe: Recipe) -> dict[str, Any]:
+    return {name: getattr(recipe, name).value for name in recipe_fields()}
 
 
 def _count(step_s: float, seconds: float) -> int:
