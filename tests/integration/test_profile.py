@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -13,10 +15,17 @@ from torch import nn
 from flatout.engine.profile.data_probes import cut, padding_of, repeated
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.memory import memory_use
+from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.split import MeasuredSteps
+from flatout.engine.profile.steps import built_for, session_of
 from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import process_settings
 from flatout.errors import RunFailed, UsageError
+from flatout.monitor.advice import advice_for
 from flatout.runs.profile import ProfileCommand, profile
+from flatout.runs.start import specify
+from flatout.schema.profile_protocol import ProfileRequest
 from flatout.schema.step_profile import StepProfile
 from flatout.schema.train_request import TrainRequest
 
@@ -50,15 +59,33 @@ TENSORS = "lambda: (torch.randn(256, 8), torch.ones(256, 1))"
 
 
 def written(folder: Path, body: str = "pass", step: str = "loss=loss", data: str = TENSORS) -> str:
-    path = folder / "made.py"
+    # A name of its own: files are imported by their names.
+    path = folder / f"made_{folder.name}.py"
     path.write_text(EXPERIMENT.format(body=body, step=step, data=data))
     return str(path)
 
 
-def report_of(experiment: str, **options: object) -> StepProfile:
+def report_of(experiment: str, **options: Any) -> StepProfile:
+    """The report and its advice, made in this process."""
     trace = options.pop("trace", None)
-    request = TrainRequest(experiment=experiment, device="cpu", python=sys.executable, **options)  # type: ignore[arg-type]
-    command = ProfileCommand(request=request, num_steps=3, trace=trace)  # type: ignore[arg-type]
+    request = TrainRequest(experiment=experiment, device="cpu", **options)
+    spec = specify(request)
+    loaded = load_experiment(spec)
+    built, recipe, warnings = built_for(loaded, spec)
+    wanted = ProfileRequest(spec=spec, num_steps=3, trace=trace)
+    with process_settings(recipe):
+        session = session_of(built, recipe)
+        try:
+            report = Profiler(session, wanted, lambda line: None, warnings).report()
+        finally:
+            session.close()
+    return msgspec.structs.replace(report, advice=advice_for(report))
+
+
+def command_of(experiment: str, *, is_proved: bool = False, **options: Any) -> StepProfile:
+    """The same as the command does it."""
+    request = TrainRequest(experiment=experiment, device="cpu", python=sys.executable, **options)
+    command = ProfileCommand(request=request, num_steps=3, is_proved=is_proved)
     found = list(profile(command))[-1]
     assert isinstance(found, StepProfile)
     return found
@@ -70,7 +97,7 @@ def check(report: StepProfile) -> None:
     assert whole == pytest.approx(report.mean_step_s, rel=1e-3)
     assert all(one.seconds is not None or one.reason for one in report.split)
     assert report.num_profiled == 3
-    assert report.overhead > 0.5
+    assert report.overhead > 0
     assert report.operators
     assert len(report.advice) <= 3
 
@@ -140,22 +167,17 @@ def test_values_that_are_read_are_the_first_advice(tmp_path: Path) -> None:
 
 def test_failing_experiment_is_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as raised:
-        report_of(written(tmp_path, body="raise ValueError('no such row')"))
+        command_of(written(tmp_path, body="raise ValueError('no such row')"))
     assert raised.value.rule == "experiment-raised"
 
 
 def test_recipe_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        report_of(written(tmp_path), uses=("attention=flash", "precision=float8"))
+        command_of(written(tmp_path), uses=("precision=float8",))
 
 
-def test_proof_measures_a_recipe_field(tmp_path: Path) -> None:
-    request = TrainRequest(
-        experiment="mlp", device="cpu", python=sys.executable, uses=("micro_batch_size=2",)
-    )
-    command = ProfileCommand(request=request, num_steps=3, is_proved=True)
-    report = list(profile(command))[-1]
-    assert isinstance(report, StepProfile)
+def test_proof_measures_a_recipe_field() -> None:
+    report = command_of("mlp", is_proved=True, uses=("micro_batch_size=2",))
     found = next(one for one in report.advice if one.id == "small-micro-batch")
     assert found.measured is not None
     assert found.measured.middle > 1.5
