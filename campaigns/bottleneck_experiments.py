@@ -67,6 +67,11 @@ def _classifier(
     )
 
 
+def _small(loss: Callable[[nn.Module, Any], Tensor], batch_size: int) -> flatout.Experiment:
+    """So little work for an operator that flatout gives it a single thread."""
+    return _classifier(lambda: _perceptron(96), loss, lambda: _rows(96), batch_size)
+
+
 def _mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     inputs, labels = batch
     return functional.cross_entropy(model(inputs), labels)
@@ -74,7 +79,7 @@ def _mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def plain(is_planted: bool, batch_size: int) -> flatout.Experiment:
     """Nothing planted in it: recipe fields make it slow."""
-    return _classifier(lambda: _perceptron(256), _mean_loss, lambda: _rows(256), batch_size)
+    return _small(_mean_loss, batch_size)
 
 
 def wide(is_planted: bool, batch_size: int) -> flatout.Experiment:
@@ -115,7 +120,7 @@ def reading_values(is_planted: bool, batch_size: int) -> flatout.Experiment:
                 count += 1
         return total / count
 
-    return _classifier(lambda: _perceptron(256), loss, lambda: _rows(256), batch_size)
+    return _small(loss, batch_size)
 
 
 class _Signals(Dataset[tuple[Tensor, int]]):
@@ -155,7 +160,7 @@ def sample_loop(is_planted: bool, batch_size: int) -> flatout.Experiment:
             losses.append(functional.cross_entropy(row, labels[number : number + 1]))
         return torch.stack(losses).mean()
 
-    return _classifier(lambda: _perceptron(256), loss, lambda: _rows(256), batch_size)
+    return _small(loss, batch_size)
 
 
 def convolutions(is_planted: bool, batch_size: int) -> flatout.Experiment:
@@ -251,7 +256,7 @@ def printing(is_planted: bool, batch_size: int) -> flatout.Experiment:
             print("losses", losses)
         return losses.mean()
 
-    return _classifier(lambda: _perceptron(256), loss, lambda: _rows(256), batch_size)
+    return _small(loss, batch_size)
 
 
 class _Texts(Dataset[Tensor]):
@@ -318,7 +323,7 @@ def recompiles(is_planted: bool, batch_size: int) -> flatout.Experiment:
         temperature: Any = step[0] if is_planted else torch.tensor(float(step[0]))
         return functional.cross_entropy(scaled(model(inputs), temperature), labels)
 
-    return _classifier(lambda: _perceptron(256), loss, lambda: _rows(256), batch_size)
+    return _small(loss, batch_size)
 
 
 def float64(is_planted: bool, batch_size: int) -> flatout.Experiment:

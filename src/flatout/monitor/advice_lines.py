@@ -19,7 +19,7 @@ _LAYERS = "torch/nn/modules/"
 _LEAST_SHARE = 0.04
 _MOST_LINES = 3
 # Of a loop, for which values are read in it, so that it cannot become one operator before.
-_READING_SHARE = 0.15
+_READING_SHARE = 0.05
 # Of the time of a loop over samples, what the same work takes at once; a guess with much doubt.
 _LEFT_OF_LOOP, _DOUBT_OF_LOOP = 0.15, 0.25
 

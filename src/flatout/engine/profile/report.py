@@ -165,7 +165,7 @@ class Profiler:
         phases_s = _per_step(self._timer.split_s(), before, count)
         compiled = compiles.per_step(count)
         self._say("sampling lines of Python", 0.35)
-        lines, sampled_s = self._sampled(step_s)
+        sampler, num_sampled, sampled_s = self._sampled(step_s)
         self._say("profiling", 0.5)
         profiler, num_profiled, profiled_s = self._profiled(step_s)
         plain += loop.timed(count)
@@ -178,7 +178,8 @@ class Profiler:
         return _Made(
             steps=steps,
             profiler=profiler,
-            lines=lines,
+            # Sampling makes steps slower: their lines are as long as in the others.
+            lines=sampler.lines(num_sampled * max(1.0, sampled_s / steps.mean_s)),
             sampled_s=sampled_s,
             samples_per_step=num_samples / count,
             compiled=compiled,
@@ -188,11 +189,12 @@ class Profiler:
     def _say(self, what: str, share: float) -> None:
         self._write(Profiling(what=what, share=share))
 
-    def _sampled(self, step_s: float) -> tuple[tuple[LineTime, ...], float]:
+    def _sampled(self, step_s: float) -> tuple[LineSampler, int, float]:
+        """The sampler, its steps, and their mean time."""
         sampler, count = LineSampler(), _count(step_s, _SAMPLED_S)
         with sampler.running():
             took_s = sum(self._loop.timed(count))
-        return sampler.lines(count), took_s / count
+        return sampler, count, took_s / count
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
