@@ -157,7 +157,8 @@ def test_operators_below_an_optimizers_step_belong_to_it() -> None:
     ]
     report = profile_report(events, plain(5 * MS))
     found = {one.part: one.seconds for one in report.split}
-    assert found["optimizer"] == pytest.approx(3 * MS)
+    # With its own Python.
+    assert found["optimizer"] == pytest.approx(4 * MS)
     assert next(row for row in report.operators if row.name == "aten::mul_").layer == OPTIMIZER
 
 

@@ -26,6 +26,8 @@ _TINY_S = 2e-5
 _LEAST_SHARE = 0.05
 _LEAST_IDLE = 0.15
 _LARGER = 4
+# Where one of these is found, small operators are what it leads to.
+_CAUSES = ("synchronization", "printing", "python-loop")
 # By how much the logarithm of a speed-up counts, of what changes rounding or what is computed:
 # a change without such a price comes first unless it brings much less.
 _ROUNDING, _OTHER_RESULT = 0.6, 0.35
@@ -44,6 +46,8 @@ def advice_for(report: StepProfile) -> tuple[Advice, ...]:
         *line_advice(report),
     ]
     worth = [one for one in found if one.speedup.middle >= _LEAST_SPEEDUP and one.speedup.low > 1]
+    if any(one.id in _CAUSES for one in worth):
+        worth = [one for one in worth if one.id != "tiny-operators"]
     best: dict[str, Advice] = {}
     for one in sorted(worth, key=_weight, reverse=True):
         best.setdefault(one.id, one)
@@ -270,6 +274,10 @@ def _tiny_operators(report: StepProfile) -> Iterator[Advice]:
     """Operators so small that calling them is most of their time, on a CPU."""
     count, traits = report.traits.num_operators, report.traits
     own_s = report.seconds("memory") + report.seconds("host")
+    passes_s = sum(report.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+    if passes_s:
+        products_s = report.seconds("matrix") + report.seconds("convolution")
+        own_s = min(own_s, max(0.0, passes_s - products_s))
     if traits.device != "cpu" or count is None or count < _LEAST_OPERATORS:
         return
     if own_s / count > _TINY_S or own_s < 0.3 * report.mean_step_s:

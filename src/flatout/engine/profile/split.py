@@ -13,8 +13,9 @@ from flatout.schema.step_profile import PARTS, Part, SplitPart
 
 ON_CPU = "on a CPU, the host is the device"
 # Phases of a step whose name says what their time is.
-_WHOLE: dict[str, Part] = {"data": "data", "copy": "copy", "exchange": "communication"}
-_OPTIMIZER = "optimizer"
+_WHOLE: dict[str, Part] = {
+    "data": "data", "copy": "copy", "exchange": "communication", "optimizer": "optimizer",
+}  # fmt: skip
 _OPTIMIZER_SCOPES = ("Optimizer.step", "Optimizer.zero_grad")
 
 
@@ -163,9 +164,7 @@ def without_profiler(
         if not _is_counted(event, window) or event.thread != window.thread:
             continue
         phase = window.phase_at(event.start_s)
-        part = operator_part(event.name)
-        if part != "host" and (is_optimizer[number] or phase == _OPTIMIZER):
-            part = "optimizer"
+        part = "optimizer" if is_optimizer[number] else operator_part(event.name)
         found.append((phase, part, own[number]))
         if event.parent is None:
             top_s[phase] += event.took_s
