@@ -56,7 +56,7 @@ def print_profile(report: StepProfile, view: View, files: Sequence[str] = ()) ->
     console = show.make_console()
     width = max(_NARROWEST, min(console.width, _WIDEST))
     show.print_lines(console, list(_head(report)))
-    sections = [
+    sections: list[tuple[str, Sequence[Text | str]]] = [
         ("where a step's time goes", list(split_lines(report))),
         (_table_title(report, view), list(table_lines(report, view, width))),
     ]

@@ -52,7 +52,7 @@ def _trace_event(event: Any, index: dict[int, int], by_correlation: dict[int, in
 
 
 def _is_on_device(event: Any) -> bool:
-    return bool(event.device_type != torch.autograd.DeviceType.CPU)
+    return not str(event.device_type).endswith(".CPU")
 
 
 def _own_bytes(event: Any, is_device: bool) -> int:
