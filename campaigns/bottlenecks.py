@@ -25,9 +25,11 @@ from support.dated import Measurement, machine_text, read_machine, write_result
 from flatout.errors import FlatoutError
 from flatout.runs.profile import ProfileCommand, measured_speedup, profile
 from flatout.runs.start import specify
+from flatout.schema.machine import Machine
 from flatout.schema.step_profile import Advice, StepProfile
 from flatout.schema.train_request import TrainRequest
-from flatout.schema.tuning import Interval
+from flatout.schema.tuning import Interval, Load
+from flatout.system.load import LoadWatch
 
 RESULTS = Path(__file__).with_name("results")
 FILE = Path(__file__).with_name("bottleneck_experiments.py")
@@ -60,7 +62,10 @@ CASES: dict[str, Case] = {
         uses=("optimizer_implementation=for-loop",),
     ),
     "contiguous convolutions": Case(
-        expected=("slow-layout",), name="convolutions", settings=("batch_size=32",)
+        expected=("slow-layout",),
+        name="convolutions",
+        settings=("batch_size=16",),
+        uses=("precision=bf16",),
     ),
     "batches of 2": Case(
         expected=("small-batch",), name="plain", settings=("batch_size=2",), fixed=("batch_size=8",)
@@ -71,6 +76,7 @@ CASES: dict[str, Case] = {
     "activations computed twice": Case(
         expected=("needless-checkpointing",),
         name="blocks",
+        settings=("batch_size=16",),
         uses=("activation_checkpointing=true", "precision=bf16"),
     ),
     "fp32 products": Case(expected=("fp32-without-need",), name="wide"),
@@ -114,7 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.error is not None and abs(self.error) <= TOLERANCE
 
 
-def outcome(name: str, case: Case, *, is_held_out: bool, neighbour: str) -> Outcome:
+def outcome(name: str, case: Case, *, is_held_out: bool, neighbour: str, num_pairs: int) -> Outcome:
     """Profiles a case, and measures what its advice brings."""
     request = _request(case, case.settings)
     found = Outcome(case=name, is_held_out=is_held_out, expected=case.expected, all_ids=())
@@ -130,7 +136,7 @@ def outcome(name: str, case: Case, *, is_held_out: bool, neighbour: str) -> Outc
             advice = next((one for one in report.advice if one.id in case.expected), None)
             if advice is None:
                 return found
-            measured = _measured(case, request, advice)
+            measured = _measured(case, request, advice, num_pairs)
     except FlatoutError as error:
         return msgspec.structs.replace(found, problem=f"{error.problem} ({error.because})")
     return msgspec.structs.replace(
@@ -155,14 +161,14 @@ def _report(request: TrainRequest) -> StepProfile:
     raise AssertionError("a profile ends in a report, or in an error")
 
 
-def _measured(case: Case, request: TrainRequest, advice: Advice) -> Interval:
+def _measured(case: Case, request: TrainRequest, advice: Advice, num_pairs: int) -> Interval:
     spec = specify(request)
     if advice.changes:
-        return measured_speedup(sys.executable, spec, advice.changes)
+        return measured_speedup(sys.executable, spec, advice.changes, None, num_pairs)
     names = {pair.partition("=")[0] for pair in case.fixed}
     kept = [pair for pair in case.settings if pair.partition("=")[0] not in names]
     other = specify(_request(case, (*kept, *case.fixed)))
-    return measured_speedup(sys.executable, spec, {}, other)
+    return measured_speedup(sys.executable, spec, {}, other, num_pairs)
 
 
 def _beside(neighbour: str) -> Any:
@@ -184,6 +190,23 @@ def _line(one: Outcome) -> str:
     return f"{one.case + held:<40} {verdict:<7} {ratios or one.problem or ''}  [{others}]"
 
 
+def _write(
+    outcomes: list[Outcome], machine: Machine, options: argparse.Namespace, load: Load | None
+) -> None:
+    counts = {
+        "planted is first": sum(one.is_first for one in outcomes),
+        "predicted within a quarter": sum(one.is_close for one in outcomes),
+        "cases": len(outcomes),
+    }
+    measurements = [Measurement(name=name, value=n, unit="cases") for name, n in counts.items()]
+    details = {
+        "outcomes": msgspec.to_builtins(outcomes), "beside": options.beside,
+        "pairs": options.pairs, "load": msgspec.to_builtins(load),
+    }  # fmt: skip
+    name = "bottlenecks" + ("" if options.beside == "none" else f"-beside-{options.beside}")
+    write_result(name, machine, measurements, details, Path(options.out))
+
+
 def main() -> int:
     """Runs the cases; exit code 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -192,32 +215,31 @@ def main() -> int:
     parser.add_argument(
         "--beside", default="none", help="a neighbour: see benchmarks/neighbours.py"
     )
+    parser.add_argument("--pairs", type=int, default=3, help="of fresh processes, for each case")
     parser.add_argument("--out", default=str(RESULTS), help="folder of the result file")
     options = parser.parse_args()
-    chosen = {name: (case, False) for name, case in CASES.items()}
-    if options.held_out:
-        chosen |= {name: (case, True) for name, case in HELD_OUT.items()}
+    chosen = {name: (case, True) for name, case in HELD_OUT.items()} if options.held_out else {}
+    chosen |= {name: (case, False) for name, case in CASES.items()}
     if options.only:
         chosen = {name: chosen[name] for name in options.only.split(",")}
     machine = read_machine()
     print(machine_text(machine), flush=True)
     outcomes: list[Outcome] = []
+    watch = LoadWatch()
     for name, (case, is_held_out) in chosen.items():
-        outcomes.append(outcome(name, case, is_held_out=is_held_out, neighbour=options.beside))
+        outcomes.append(
+            outcome(
+                name, case, is_held_out=is_held_out, neighbour=options.beside,
+                num_pairs=options.pairs,
+            )
+        )  # fmt: skip
         print(_line(outcomes[-1]), flush=True)
+        if not options.only:
+            # After each: a run of all takes long, and may be interrupted.
+            _write(outcomes, machine, options, watch.load())
     num_first = sum(one.is_first for one in outcomes)
     num_close = sum(one.is_close for one in outcomes)
     print(f"{num_first} of {len(outcomes)} first, {num_close} predicted within {TOLERANCE:.0%}")
-    if not options.only:
-        name = "bottlenecks" + ("" if options.beside == "none" else f"-beside-{options.beside}")
-        measurements = [
-            Measurement(name="planted is first", value=num_first, unit="cases"),
-            Measurement(name="predicted within a quarter", value=num_close, unit="cases"),
-            Measurement(name="cases", value=len(outcomes), unit="cases"),
-        ]
-        details = {"outcomes": msgspec.to_builtins(outcomes), "beside": options.beside}
-        path = write_result(name, machine, measurements, details, Path(options.out))
-        print(f"written {path.name}")
     # As promised: 11 of 12.
     return 0 if num_first * 12 >= 11 * len(outcomes) else 1
 

@@ -186,7 +186,11 @@ def _proved(python: str, spec: ExperimentSpec, advice: Advice) -> Advice:
 
 
 def measured_speedup(
-    python: str, spec: ExperimentSpec, changes: dict[str, Any], other: ExperimentSpec | None = None
+    python: str,
+    spec: ExperimentSpec,
+    changes: dict[str, Any],
+    other: ExperimentSpec | None = None,
+    num_pairs: int = _NUM_PAIRS,
 ) -> Interval:
     """The speed-up of samples per second by a change, in pairs of fresh processes.
 
@@ -195,6 +199,7 @@ def measured_speedup(
         spec: the experiment without the change.
         changes: recipe fields.
         other: the experiment with a change that is none of the recipe.
+        num_pairs: of processes.
 
     Raises:
         UsageError, RunFailed: one of the two could not be built, or has failed.
@@ -202,7 +207,7 @@ def measured_speedup(
     changed = other or spec
     changed = msgspec.structs.replace(changed, fixed=changed.fixed | changes)
     found: list[Interval] = []
-    for number in range(_NUM_PAIRS):
+    for number in range(num_pairs):
         specs = (spec, changed) if number % 2 == 0 else (changed, spec)
         times = _pair(python, specs)
         found.append(speedup(times if number % 2 == 0 else [(b, a) for a, b in times]))

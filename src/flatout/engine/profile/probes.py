@@ -30,7 +30,7 @@ from flatout.system.clock import elapsed_s
 from flatout.tune.statistics import speedup
 
 _LIMIT_S = 1.2
-_LEAST_PAIRS, _MOST_PAIRS = 3, 25
+_LEAST_PAIRS, _MOST_PAIRS = 5, 25
 _LEAST_BLOCK_S = 0.01
 _LARGER = 4
 _LEAST_PADDING = 0.1
