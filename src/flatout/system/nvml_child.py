@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Under WSL the real library is here; a Linux driver that was installed by mistake hides it.
-_WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
 _FIELDS = (
     "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid",
@@ -36,9 +36,9 @@ def read_gpus() -> dict[str, Any]:
         import pynvml  # type: ignore[import-untyped]
     except ImportError as error:
         return {"error": f"nvidia-ml-py is not installed: {error}"}
-    if os.path.exists(_WSL_LIBRARY):
+    if os.path.exists(WSL_LIBRARY):
         # Loaded first, it is the one that is found by its name afterwards.
-        ctypes.CDLL(_WSL_LIBRARY)
+        ctypes.CDLL(WSL_LIBRARY)
     unread: dict[str, str] = {}
 
     def query(call: Callable[[], Any], *paths: str) -> Any:

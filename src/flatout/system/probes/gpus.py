@@ -45,12 +45,12 @@ def probe_gpus(system: System) -> GpuReport:
 
     NVML is queried first. Where neither its library nor nvidia-smi exists no process is started.
     """
-    has_library = _has_library(system)
-    program = _smi_program(system)
-    if not has_library and program is None:
-        return _nothing(_absence(system))
+    is_library_there = has_library(system)
+    program = smi_program(system)
+    if not is_library_there and program is None:
+        return _nothing(absence(system))
     reasons = []
-    if has_library:
+    if is_library_there:
         argv = [system.python, "-P", "-m", "flatout.system.nvml_child"]
         result = parse_nvml(system.run(argv, NVML_TIMEOUT_S))
         if isinstance(result, GpuReport):
@@ -69,7 +69,8 @@ def _nothing(reason: str) -> GpuReport:
     return GpuReport(unread={"gpus": reason, "driver": reason, "cuda": reason})
 
 
-def _absence(system: System) -> str:
+def absence(system: System) -> str:
+    """Why there are no GPUs where neither NVML nor nvidia-smi was found."""
     reason = f"neither NVML ({_library_name(system)}) nor nvidia-smi was found"
     for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl"):
         if system.exists(path):
@@ -89,7 +90,8 @@ def _windows_folders(system: System) -> tuple[str, str]:
     return rf"{root}\System32", rf"{programs}\NVIDIA Corporation\NVSMI"
 
 
-def _has_library(system: System) -> bool:
+def has_library(system: System) -> bool:
+    """Whether NVML's library is where the loader would find it."""
     if system.platform == "win32":
         return any(system.exists(rf"{folder}\nvml.dll") for folder in _windows_folders(system))
     listed = system.environment.get("LD_LIBRARY_PATH", "").split(":")
@@ -101,7 +103,8 @@ def _has_library(system: System) -> bool:
     return isinstance(cache, str) and _LIBRARY in cache
 
 
-def _smi_program(system: System) -> str | None:
+def smi_program(system: System) -> str | None:
+    """The path of nvidia-smi."""
     if system.platform == "win32":
         paths = [rf"{folder}\nvidia-smi.exe" for folder in _windows_folders(system)]
     else:
@@ -114,7 +117,7 @@ def _smi_program(system: System) -> str | None:
 def parse_nvml(done: Completed) -> GpuReport | str:
     """The GPUs from what `system/nvml_child.py` printed, or why there are none."""
     if done.exit_code != 0:
-        return f"NVML: {done.reason or _ending(done)}"
+        return f"NVML: {done.reason or ending(done)}"
     try:
         report = json.loads(done.stdout)
         if "error" in report:
@@ -125,7 +128,7 @@ def parse_nvml(done: Completed) -> GpuReport | str:
         return f"NVML: cannot read its answer {done.stdout[:80]!r} ({error})"
 
 
-def _ending(done: Completed) -> str:
+def ending(done: Completed) -> str:
     """The end of a failed program: its signal (a shell adds 128), or the end of its output."""
     code = done.exit_code or 0
     signal = -code if code < 0 else code - 128
@@ -156,7 +159,7 @@ def _query_smi(system: System, program: str, why_not_nvml: str) -> GpuReport | s
 def parse_smi(done: Completed, fields: tuple[str, ...]) -> GpuReport | str:
     """The GPUs from nvidia-smi's `csv,noheader,nounits`, or why there are none."""
     if done.exit_code != 0:
-        return f"nvidia-smi: {done.reason or _ending(done)}"
+        return f"nvidia-smi: {done.reason or ending(done)}"
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     rows = [row for row in csv.reader(lines, skipinitialspace=True) if len(row) == len(fields)]
     unread: dict[str, str] = {}

@@ -1,0 +1,51 @@
+"""A file of machine samples, one per line: appended to by one process, read by any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from flatout.schema.machine_sample import MachineSample
+from flatout.system.atomic_files import Lines, mapped_os_errors, open_file
+
+
+class SampleFile:
+    """Appends samples to a file, which is made if missing; a torn last line is cut off first."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Lines(path)
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lines.close()
+
+    def append(self, sample: MachineSample) -> None:
+        """Adds a sample in one write."""
+        self._lines.append(sample)
+
+    def size_bytes(self) -> int:
+        """The present size of the file."""
+        return self._lines.size_bytes()
+
+
+def read_samples(path: Path) -> Iterator[MachineSample]:
+    """The samples of a file, oldest first; none of a missing file.
+
+    A line that is torn or damaged is left out: its neighbours say nearly the same.
+    """
+    decoder = msgspec.json.Decoder(MachineSample)
+    with mapped_os_errors(path):
+        try:
+            file = open_file(path)
+        except FileNotFoundError:
+            return
+        with file:
+            for line in file:
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    continue
