@@ -42,10 +42,13 @@ class SignalRelay:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if sys.platform == "linux" and self._pid is not None:
+        # What comes at the last moment is for no one: the program's number may be another's soon.
+        is_blocking, self._pid = self._pid is not None, None
+        if sys.platform == "linux" and is_blocking:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked())
         for number, before in self._before.items():
             signal.signal(number, before)
+        self._before = {}
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._pid is None:

@@ -39,14 +39,15 @@ class WatchedProgram:
     Args:
         argv: as typed.
         log: the file for what it prints.
+        is_stdout_free: what it prints goes to our stderr, all of it.
 
     Raises:
         UsageError: program-not-found, program-not-started.
     """
 
-    def __init__(self, argv: Sequence[str], log: Path) -> None:
+    def __init__(self, argv: Sequence[str], log: Path, *, is_stdout_free: bool = False) -> None:
         self._signals = SignalRelay()
-        self._output = OutputCopy(log)
+        self._output = OutputCopy(log, (2, 2) if is_stdout_free else (1, 2))
         self.end: ProgramEnd | None = None
         self._signals.__enter__()
         try:

@@ -78,6 +78,15 @@ def create_record(stem: str, out: str | None) -> WatchedFolder:
     raise AssertionError
 
 
+def discard_record(folder: WatchedFolder, *, is_folder_kept: bool) -> None:
+    """Removes the record of a program that could not be started."""
+    with atomic_files.mapped_os_errors(folder.path):
+        for path in (folder.output, folder.path / "lock"):
+            path.unlink(missing_ok=True)
+        if not is_folder_kept:
+            folder.path.rmdir()
+
+
 def write_record(folder: WatchedFolder, record: WatchRecord) -> None:
     """Writes `watch.json`, whole or not at all."""
     atomic_files.write_json(folder.record, record)
