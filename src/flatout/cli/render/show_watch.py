@@ -69,7 +69,7 @@ def _summary_lines(record: WatchRecord) -> Iterator[tuple[str, str]]:
         yield "program", "no end was recorded: it is running, or flatout was killed first"
     else:
         assert record.exit_code is not None
-        end = ending_text(record.exit_code)
+        end = "finished" if record.exit_code == 0 else ending_text(record.exit_code)
         yield "program", f"{end} after {seconds_text(time.took_s)}"
         yield from _time_lines(time)
     for name, reason in record.unread.items():
