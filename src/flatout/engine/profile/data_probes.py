@@ -1,0 +1,148 @@
+"""What a batch wastes, and what reading its samples costs: more of what predictions are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from flatout.engine.feed.cache_check import caching_of
+from flatout.engine.feed.collate import stacked
+from flatout.engine.profile.lines import LineSampler
+from flatout.engine.session.session import Session
+from flatout.engine.tensors.nested import tensors_in, with_tensors
+from flatout.errors import UsageError
+from flatout.schema.step_profile import LineTime, OperatorProbe
+from flatout.schema.tuning import Interval
+from flatout.system.clock import elapsed_s
+
+_LEAST_LENGTH = 8
+_READING_S, _LONGEST_READING_S = 0.6, 2.0
+
+
+def repeated(batch: Any, size: int, times: int) -> Any:
+    """A batch several times over.
+
+    Raises:
+        ValueError: a tensor has another number of rows than there are samples.
+    """
+    tensors = list(tensors_in(batch))
+    if not tensors or any(one.dim() == 0 or len(one) != size for one in tensors):
+        raise ValueError("a tensor of the batch does not have a row for each sample")
+    return with_tensors(batch, iter([torch.cat([one] * times) for one in tensors]))
+
+
+def padding_of(batch: Any) -> float | None:
+    """The share of a batch's positions that only fill up its rows; None where there are no rows.
+
+    Of whole numbers in two dimensions: those at the end of rows that all are the same number.
+    """
+    shares = [_padding(one) for one in tensors_in(batch) if _has_rows(one)]
+    return min(shares) if shares else None
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    is_whole = tensor.dtype in (torch.int64, torch.int32)
+    return is_whole and tensor.dim() == 2 and tensor.shape[1] >= _LEAST_LENGTH
+
+
+def _padding(tensor: Tensor) -> float:
+    rows = tensor.cpu()
+    value = rows[:, -1].mode().values
+    # From the end, the first position that is something else.
+    is_other = (rows != value).flip(1)
+    length = rows.shape[1]
+    num_filled = torch.where(is_other.any(1), is_other.int().argmax(1), length)
+    # One at the end may be the end of a text.
+    return float((num_filled - 1).clamp(min=0).float().mean()) / length
+
+
+def cut(batch: Any, share: float) -> Any:
+    """A batch whose rows are that much shorter; what has other rows stays."""
+    length = next(one.shape[1] for one in tensors_in(batch) if _has_rows(one))
+    kept = max(1, round(length * (1 - share)))
+    return with_tensors(
+        batch,
+        iter([one[:, :kept] if one.dim() >= 2 and one.shape[1] == length else one
+              for one in tensors_in(batch)]),
+    )  # fmt: skip
+
+
+def data_probes(
+    session: Session, data_s: float, num_samples: int
+) -> tuple[list[OperatorProbe], tuple[LineTime, ...], str | None]:
+    """What would make reading samples faster, for map-style data that a loader reads.
+
+    Args:
+        session: that has been profiled.
+        data_s: for which a step waits for its data.
+        num_samples: of a step.
+
+    Returns:
+        The probes, the lines in which the time for a step's samples goes, and why samples cannot
+        be kept in memory, if they cannot.
+    """
+    data, workers = session.train_data, session.recipe.loader_workers.value
+    collate = session.experiment.collate or stacked
+    sampler = LineSampler(part="data")
+    samples: list[Any] = []
+    began_s = elapsed_s()
+    with sampler.running():
+        while len(samples) < num_samples or elapsed_s() - began_s < _READING_S:
+            samples.append(data[len(samples) % len(data)])
+            if elapsed_s() - began_s > _LONGEST_READING_S:
+                break
+    read_s = (elapsed_s() - began_s) / len(samples)
+    batch = samples[:num_samples]
+    collate(batch)
+    began_s = elapsed_s()
+    collate(batch)
+    collate_s = (elapsed_s() - began_s) / len(batch) * num_samples
+    lines = sampler.lines(1)
+    lines = tuple(_per_step(line, num_samples / len(samples)) for line in lines)
+    whole_s = read_s * num_samples + collate_s
+    found = [
+        _fixed_ratio(
+            "loader-starved", data_s, min(1.0, collate_s / data_s),
+            {"data_path": "cached"}, "samples kept in memory, which are only put together",
+        ),
+    ]  # fmt: skip
+    num_cores = session.facts.num_cores
+    if workers < num_cores:
+        # On a GPU the cores are free; on a CPU the step needs them, too.
+        others_s = whole_s / num_cores
+        if session.device.type == "cuda":
+            others_s = max(0.0, whole_s / num_cores - data_s)
+        found.append(
+            _fixed_ratio(
+                "loader-starved", data_s, min(1.0, others_s / data_s),
+                {"loader_workers": num_cores}, f"{num_cores} workers that read at the same time",
+            )
+        )  # fmt: skip
+    return found, lines, _why_not_cached(session)
+
+
+def _fixed_ratio(
+    advice: str, affected_s: float, ratio: float, changes: dict[str, Any], note: str
+) -> OperatorProbe:
+    return OperatorProbe(
+        advice=advice,
+        affected_s=affected_s,
+        ratio=Interval(middle=ratio, low=0.7 * ratio, high=min(1.0, 1.3 * ratio + 0.05)),
+        changes=changes,
+        note=note,
+    )
+
+
+def _per_step(line: LineTime, factor: float) -> LineTime:
+    return msgspec.structs.replace(line, seconds=line.seconds * factor)
+
+
+def _why_not_cached(session: Session) -> str | None:
+    try:
+        caching_of(session.train_data, session.experiment.collate)
+    except UsageError as error:
+        return error.because or error.problem
+    return None

@@ -1,0 +1,202 @@
+"""The lines of the user's code in which the time goes: samples of a thread's stack.
+
+Cheaper than torch.profiler's `with_stack`, which records each call of a Python function and makes
+Python several times slower, and more exact: it knows functions, this knows lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import random
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from flatout.schema.step_profile import LineTime
+
+_EVERY_S = 0.001
+# For how long another thread may hold the interpreter while a sample is due.
+_SWITCH_S = 0.0005
+# The package: engine/profile/lines.py is two folders deep in it.
+_OWN_FOLDER = Path(__file__).resolve().parents[2]
+# Built-in experiments are written as a user would write them.
+_EXPERIMENTS = str(_OWN_FOLDER / "experiments")
+# What reads samples: a line that is called from there belongs to the data.
+_READERS = (
+    os.path.join("torch", "utils", "data", ""),
+    str(_OWN_FOLDER / "engine" / "feed"),
+    str(_OWN_FOLDER / "engine" / "data"),
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: str
+    line: int
+    function: str
+    part: Literal["data", "step"]
+
+
+class LineSampler:
+    """Looks about a thousand times a second where a thread is, from a thread of its own.
+
+    Args:
+        thread: its id; None is the one that makes this.
+        part: of all lines; None: as what has called them says.
+    """
+
+    def __init__(
+        self, thread: int | None = None, part: Literal["data", "step"] | None = None
+    ) -> None:
+        self._thread = thread or threading.get_ident()
+        self._part = part
+        self._seconds: dict[_Place, float] = defaultdict(float)
+        self._counts: Counter[_Place] = Counter()
+        self._through: dict[_Place, Counter[str]] = defaultdict(Counter)
+        self._is_user: dict[str, bool] = {}
+        self._loops = _Loops()
+        self._is_over = threading.Event()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Samples while the value is open."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        sampling = threading.Thread(target=self._sample, daemon=True)
+        sampling.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            sampling.join()
+            self._is_over.clear()
+            sys.setswitchinterval(before)
+
+    def lines(self, num_steps: int) -> tuple[LineTime, ...]:
+        """The lines of the user's code, the most time first; of as many steps as were sampled."""
+        found = [
+            LineTime(
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                seconds=seconds / num_steps,
+                text=linecache.getline(place.file, place.line).strip(),
+                part=place.part,
+                through=self._through[place].most_common(1)[0][0],
+                num_samples=self._counts[place],
+                loop=self._loops.of(place.file, place.line),
+            )
+            for place, seconds in self._seconds.items()
+        ]
+        return tuple(sorted(found, key=lambda line: line.seconds, reverse=True))
+
+    def _sample(self) -> None:
+        last_s = time.perf_counter()
+        while not self._is_over.is_set():
+            # Not at a fixed rate: a loop of the same rate would be seen at one line only.
+            time.sleep(_EVERY_S * random.uniform(0.5, 1.5))
+            frame = sys._current_frames().get(self._thread)
+            now_s = time.perf_counter()
+            if frame is not None:
+                self._count(frame, now_s - last_s)
+            last_s = now_s
+
+    def _count(self, innermost: FrameType, seconds: float) -> None:
+        frame: FrameType | None = innermost
+        through = f"{_short(innermost.f_code.co_filename)}: {innermost.f_code.co_name}"
+        while frame is not None and not self._is_of_user(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return
+        place = _Place(
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            frame.f_code.co_name,
+            self._part or _part_above(frame),
+        )
+        self._seconds[place] += seconds
+        self._counts[place] += 1
+        self._through[place][through if frame is not innermost else ""] += 1
+
+    def _is_of_user(self, file: str) -> bool:
+        known = self._is_user.get(file)
+        if known is None:
+            known = self._is_user[file] = is_user_code(file)
+        return known
+
+
+class _Loops:
+    """The loops of source files, by the lines in them."""
+
+    def __init__(self) -> None:
+        self._by_file: dict[str, dict[int, int]] = {}
+
+    def of(self, file: str, line: int) -> int | None:
+        """The first line of the innermost loop that a line is in; None if it is in none."""
+        if file not in self._by_file:
+            self._by_file[file] = _loop_lines("".join(linecache.getlines(file)))
+        return self._by_file[file].get(line)
+
+
+def _loop_lines(text: str) -> dict[int, int]:
+    """Of each line in a loop, or a comprehension over several lines, the loop's first line."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, int] = {}
+    # Outer loops come first, and inner ones in their place.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.While | ast.ListComp | ast.GeneratorExp):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            for line in range(first, last + 1):
+                found[line] = max(first, found.get(line, 0))
+    return found
+
+
+def _part_above(frame: FrameType) -> Literal["data", "step"]:
+    above: FrameType | None = frame
+    while above is not None:
+        if any(name in above.f_code.co_filename for name in _READERS):
+            return "data"
+        above = above.f_back
+    return "step"
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a file is the user's own: neither Python's, nor an installed package, nor flatout."""
+    if file.startswith("<"):
+        # A notebook's cell has a name like that, too, and a line that can be read.
+        return file.startswith("<ipython-input")
+    path = os.path.abspath(file)
+    if path.startswith(_EXPERIMENTS):
+        return True
+    return not any(path.startswith(folder) for folder in _library_folders())
+
+
+def _library_folders() -> list[str]:
+    paths = sysconfig.get_paths()
+    folders = [
+        paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"],
+        str(_OWN_FOLDER), *site.getsitepackages(), site.getusersitepackages(),
+    ]  # fmt: skip
+    return [os.path.join(os.path.abspath(folder), "") for folder in folders]
+
+
+def _short(file: str) -> str:
+    """`torch/_tensor.py`: a library's file without the folders that lead to it."""
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return "/".join(parts[parts.index("site-packages") + 1 :])
+    return "/".join(parts[-2:])

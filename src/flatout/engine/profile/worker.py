@@ -1,0 +1,102 @@
+"""The process that profiles an experiment: `python -m flatout.engine.profile.worker`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from flatout.engine.profile.report import Profiler
+from flatout.engine.profile.steps import StepLoop, built_for, session_of
+from flatout.engine.runtime.error_map import to_flatout_error
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import process_settings
+from flatout.schema.finding import finding_from, internal_error
+from flatout.schema.predict_protocol import ProcessFailed
+from flatout.schema.profile_protocol import (
+    AnyProfileRequest,
+    BlockMade,
+    BlocksReady,
+    BlocksRequest,
+    ProfileRequest,
+    StepBlock,
+    StepProfiled,
+)
+from flatout.system.clock import elapsed_s
+from flatout.system.exit_code import end
+from flatout.system.json_process import JsonStdio
+
+
+def main() -> int:
+    """Handles one request; gives the exit code."""
+    stdio = JsonStdio()
+    try:
+        request = stdio.read(AnyProfileRequest)
+        if isinstance(request, ProfileRequest):
+            stdio.exit_when_closed()
+            profile(request, stdio.answers.write)
+        else:
+            make_blocks(request, stdio)
+    except BrokenPipeError:
+        return 1
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception is reported
+        traceback.print_exc()
+        failure = _failed(error)
+        stdio.answers.write(failure)
+        return failure.exit_code
+    return 0
+
+
+def profile(request: ProfileRequest, write: Callable[[Any], None]) -> None:
+    """Profiles an experiment, and sends what it does and what it has found.
+
+    Raises:
+        UsageError, RunFailed: what a training would raise in its first steps.
+    """
+    experiment = load_experiment(request.spec)
+    built, recipe, warnings = built_for(experiment, request.spec)
+    with process_settings(recipe):
+        session = session_of(built, recipe)
+        try:
+            profiler = Profiler(session, request, write, warnings)
+            write(StepProfiled(profile=profiler.report()))
+        finally:
+            session.close()
+
+
+def make_blocks(request: BlocksRequest, stdio: JsonStdio) -> None:
+    """Makes blocks of steps until the parent asks for no more."""
+    experiment = load_experiment(request.spec)
+    built, recipe, _ = built_for(experiment, request.spec)
+    with process_settings(recipe):
+        session = session_of(built, recipe)
+        try:
+            loop = StepLoop(session, StepTimer(session.device))
+            loop.warm_up()
+            stdio.answers.write(BlocksReady())
+            for block in stdio.requests(StepBlock):
+                stdio.answers.write(BlockMade(sample_s=_block(loop, block.least_s)))
+        finally:
+            session.close()
+
+
+def _block(loop: StepLoop, least_s: float) -> float:
+    """Seconds per sample of a block of steps."""
+    loop.finish()
+    before, began_s = loop.num_samples, elapsed_s()
+    while elapsed_s() - began_s < least_s:
+        loop.make()
+    loop.finish()
+    return (elapsed_s() - began_s) / (loop.num_samples - before)
+
+
+def _failed(error: BaseException) -> ProcessFailed:
+    known = to_flatout_error(error)
+    if known is None:
+        return ProcessFailed(finding=internal_error(error), exit_code=3)
+    return ProcessFailed(finding=finding_from(known), exit_code=known.exit_code)
+
+
+if __name__ == "__main__":
+    end(main())
