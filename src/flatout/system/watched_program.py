@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,33 +38,46 @@ class WatchedProgram:
 
     Args:
         argv: as typed.
-        log: the file for what it prints.
+        log: the file for what it prints; None: it is not recorded.
+        environment: all of its variables, instead of ours.
         is_stdout_free: what it prints goes to our stderr, all of it.
 
     Raises:
         UsageError: program-not-found, program-not-started.
     """
 
-    def __init__(self, argv: Sequence[str], log: Path, *, is_stdout_free: bool = False) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        log: Path | None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        is_stdout_free: bool = False,
+    ) -> None:
         self._signals = SignalRelay()
-        self._output = OutputCopy(log, (2, 2) if is_stdout_free else (1, 2))
+        targets = (2, 2) if is_stdout_free else (1, 2)
+        self._output = None if log is None else OutputCopy(log, targets)
+        given = targets if self._output is None else (self._output.stdout, self._output.stderr)
         self.end: ProgramEnd | None = None
         self._signals.__enter__()
         try:
             self._process = subprocess.Popen(
                 [_program(argv[0]), *argv[1:]],
-                stdout=self._output.stdout,
-                stderr=self._output.stderr,
+                stdout=given[0],
+                stderr=given[1],
+                env=environment,
                 # Make's job server, for one, is a file that is inherited.
                 close_fds=False,
             )
         except OSError as error:
-            self._output.cancel()
+            if self._output is not None:
+                self._output.cancel()
             self._signals.__exit__()
             raise _not_started(argv[0], error) from error
         self.pid = self._process.pid
         self._signals.begin(self.pid)
-        self._output.begin()
+        if self._output is not None:
+            self._output.begin()
 
     def wait(self, limit_s: float) -> bool:
         """Passes signals on until the program has ended, or that time is up; whether it has."""
@@ -81,10 +94,11 @@ class WatchedProgram:
     def _react(self, number: int | None) -> None:
         if sys.platform == "win32" or number is None:
             return
-        if number == signal.SIGWINCH and self._output.follow_size():
+        if number == signal.SIGWINCH and self._output is not None and self._output.follow_size():
             self._signals.pass_on(number)
         elif number == signal.SIGTSTP:
-            self._output.erase_line()
+            if self._output is not None:
+                self._output.erase_line()
             self._signals.stop_with_program()
 
     def _has_ended(self) -> bool:
@@ -111,26 +125,28 @@ class WatchedProgram:
 
     def wait_for_output(self, limit_s: float) -> bool:
         """Waits until all output is copied; False if what the program has left behind holds it."""
-        return self._output.wait(limit_s)
+        return self._output is None or self._output.wait(limit_s)
 
     def close(self) -> None:
         """Gives signals back."""
-        self._output.erase_line()
+        if self._output is not None:
+            self._output.erase_line()
         self._signals.__exit__()
 
     @property
     def has_line(self) -> bool:
         """Whether a line can be shown below its output: on a terminal that moves its cursor."""
-        return self._output.has_line
+        return self._output is not None and self._output.has_line
 
     def show_line(self, text: str) -> None:
         """Shows it, unless the program is in the middle of a line."""
-        self._output.show_line(text)
+        if self._output is not None:
+            self._output.show_line(text)
 
     @property
     def unread(self) -> str | None:
         """Why its output is not recorded, or not all of it."""
-        return self._output.unread
+        return None if self._output is None else self._output.unread
 
 
 def _program(name: str) -> str:
