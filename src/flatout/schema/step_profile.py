@@ -210,6 +210,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     sampled_step_s: mean step while the lines were sampled; None where they were not.
     samples_per_step: mean; None where no one knows. recipe: fields with their values; empty for a
     script. settings: what else was chosen, in words.
+    phases_s: of data, copy, forward, backward and optimizer, by flatout's own clock in plain
+    steps; empty where they are not known, as on a GPU.
     operators, kernels, layers: every row, the largest self time first. lines: likewise.
     warnings: of what would disturb a training, too.
     """
@@ -230,6 +232,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     unit: str = "samples"
     split: tuple[SplitPart, ...]
+    phases_s: dict[str, float] = {}
     operators: tuple[OperatorTime, ...] = ()
     kernels: tuple[OperatorTime, ...] = ()
     layers: tuple[OperatorTime, ...] = ()

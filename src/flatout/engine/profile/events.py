@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flatout.engine.profile.kinds import is_pageable_copy, is_sync
 from flatout.engine.profile.split import MeasuredSteps, split_of, window_of
 from flatout.engine.profile.tables import Tables
-from flatout.engine.profile.trace import TraceEvent
+from flatout.engine.profile.trace_event import TraceEvent
 from flatout.schema.step_profile import OperatorTime, SplitPart
 
 

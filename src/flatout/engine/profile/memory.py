@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from flatout.engine.profile.trace import LAYER, MARK
+from flatout.engine.profile.trace_event import LAYER, MARK
 from flatout.schema.step_profile import Held, MemoryUse
 
 _MOST_POINTS = 240
@@ -30,15 +28,15 @@ class Allocation:
     holder: str
 
 
-def memory_use(profiler: torch.profiler.profile, base: Mapping[str, int]) -> MemoryUse:
+def memory_use(profiler: Any, base: Mapping[str, int]) -> MemoryUse:
     """Memory in the last profiled step.
 
     Args:
-        profiler: finished, with `profile_memory`.
+        profiler: a finished torch.profiler.profile, with `profile_memory`.
         base: what is held all the time, by name (`weights`, `optimizer`).
     """
     try:
-        roots = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+        roots = profiler.profiler.kineto_results.experimental_event_tree()
         allocations, marks = _read(roots)
     # The tree of events is not a public part of torch.
     except (AttributeError, RuntimeError, TypeError) as error:

@@ -133,6 +133,7 @@ class Profiler:
             samples_per_s=made.samples_per_step / steps.mean_s,
             unit=experiment.unit,
             split=found.split,
+            phases_s=dict(steps.phases_s),
             operators=found.operators,
             kernels=found.kernels,
             layers=found.layers,

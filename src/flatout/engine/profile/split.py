@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout.engine.profile.kinds import is_sync, kernel_part, operator_part
-from flatout.engine.profile.trace import BEGIN, MARK, TraceEvent
+from flatout.engine.profile.trace_event import BEGIN, MARK, TraceEvent
 from flatout.schema.step_profile import PARTS, Part, SplitPart
 
 ON_CPU = "on a CPU, the host is the device"

@@ -17,7 +17,7 @@ from flatout.engine.profile.split import (
     is_own,
     under_optimizer,
 )
-from flatout.engine.profile.trace import LAYER, TraceEvent
+from flatout.engine.profile.trace_event import LAYER, TraceEvent
 from flatout.schema.step_profile import OperatorTime, Part
 
 # What belongs to no layer: the loss, and what is done to a batch before the model has it.

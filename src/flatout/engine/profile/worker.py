@@ -74,8 +74,14 @@ def make_blocks(request: BlocksRequest, stdio: JsonStdio) -> None:
         try:
             loop = StepLoop(session, StepTimer(session.device))
             loop.warm_up()
+            num_ahead = 0
+            if recipe.data_path.value == "loader":
+                num_ahead = recipe.loader_workers.value * recipe.loader_prefetch.value
             stdio.answers.write(BlocksReady())
             for block in stdio.requests(StepBlock):
+                # What workers have read while the other process had its turn has cost it nothing.
+                for _ in range(num_ahead):
+                    loop.make()
                 stdio.answers.write(BlockMade(sample_s=_block(loop, block.least_s)))
         finally:
             session.close()

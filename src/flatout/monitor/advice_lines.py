@@ -1,0 +1,185 @@
+"""Advice about lines of the user's code, by their text and the time in them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from flatout.monitor.speedups import speedup_of
+from flatout.schema.step_profile import Advice, LineTime, StepProfile
+from flatout.schema.units import counted_text, percent_text, seconds_text
+
+_PRINTS = re.compile(r"\bprint\(|\blogg(er|ing)\.|\bsys\.std(out|err)\.|\bwarnings\.warn\(")
+_SYNCS = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\.numpy\(|synchronize\(|\bfloat\(loss")
+_COPIES = re.compile(
+    r"\.clone\(|\.contiguous\(|deepcopy\(|\.to\(torch\.|\.(double|float|half|bfloat16)\(\)"
+)
+_LEAST_SHARE = 0.04
+_MOST_LINES = 3
+# Of the time of a loop over samples, what the same work takes at once; a guess with much doubt.
+_LEFT_OF_LOOP, _DOUBT_OF_LOOP = 0.15, 0.25
+
+
+def line_advice(report: StepProfile) -> Iterator[Advice]:
+    """What can be said about the lines in which steps spend their time."""
+    left = [line for line in report.lines if line.part == "step"]
+    prints = _matching(left, _PRINTS)
+    left = _without(left, prints)
+    syncs = _with_their_loops(left, _matching(left, _SYNCS))
+    left = _without(left, syncs)
+    copies = [line for line in _matching(left, _COPIES) if line.loop is None]
+    left = _without(left, copies)
+    yield from _printing(report, prints)
+    yield from _synchronizing(report, syncs)
+    yield from _copying(report, copies)
+    yield from _looping(report, left)
+    yield from _other_python(report, [line for line in left if line.loop is None])
+
+
+def _matching(lines: Sequence[LineTime], pattern: re.Pattern[str]) -> list[LineTime]:
+    return [line for line in lines if pattern.search(line.text)]
+
+
+def _without(lines: Sequence[LineTime], others: Sequence[LineTime]) -> list[LineTime]:
+    taken = {(line.file, line.line) for line in others}
+    return [line for line in lines if (line.file, line.line) not in taken]
+
+
+def _with_their_loops(lines: Sequence[LineTime], found: Sequence[LineTime]) -> list[LineTime]:
+    """With the other lines of loops in which these take half of the time."""
+    own: dict[tuple[str, int], float] = defaultdict(float)
+    for line in found:
+        if line.loop is not None:
+            own[line.file, line.loop] += line.seconds
+    together: dict[tuple[str, int], float] = defaultdict(float)
+    for line in lines:
+        if line.loop is not None:
+            together[line.file, line.loop] += line.seconds
+    whole = {key for key, seconds in own.items() if seconds >= 0.5 * together[key]}
+    others = [line for line in lines if line.loop is not None and (line.file, line.loop) in whole]
+    return [*found, *_without(others, found)]
+
+
+def _seconds(lines: Sequence[LineTime]) -> float:
+    return sum(line.seconds for line in lines)
+
+
+def _is_worth(report: StepProfile, lines: Sequence[LineTime]) -> bool:
+    return _seconds(lines) >= _LEAST_SHARE * report.mean_step_s
+
+
+def _capped(report: StepProfile, seconds: float) -> float:
+    """On a GPU, what the host does costs only what the GPU waits for it."""
+    if report.traits.device != "cuda":
+        return seconds
+    waits_s = report.seconds("host") + report.seconds("launch") + report.seconds("sync")
+    return min(seconds, waits_s)
+
+
+def _because(report: StepProfile, seconds: float) -> str:
+    share = percent_text(min(1.0, seconds / report.mean_step_s), 0)
+    return f"these lines take {seconds_text(seconds)} of a step, {share} of it"
+
+
+def _printing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
+    if _is_worth(report, lines):
+        seconds = _capped(report, _seconds(lines))
+        yield Advice(
+            id="printing",
+            problem="Every step prints or logs.",
+            because=_because(report, _seconds(lines)),
+            fix="print every hundredth step, and without reading a loss that is not there yet",
+            speedup=speedup_of(report.mean_step_s, seconds, doubt=0.15),
+            basis="if these lines took no time",
+            lines=tuple(lines[:_MOST_LINES]),
+        )
+
+
+def _synchronizing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
+    if _is_worth(report, lines):
+        seconds = _capped(report, _seconds(lines))
+        count = report.traits.num_syncs
+        times = f"; values are read {counted_text(round(count), 'time')} a step" if count else ""
+        yield Advice(
+            id="synchronization",
+            problem="The step reads values of tensors, and waits for each of them.",
+            because=_because(report, _seconds(lines)) + times,
+            fix="keep them as tensors: compare with torch.where, add up without .item(), and read"
+            " sums every hundredth step",
+            speedup=speedup_of(report.mean_step_s, seconds, doubt=0.15),
+            basis="if these lines took no time",
+            lines=tuple(lines[:_MOST_LINES]),
+        )
+
+
+def _copying(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
+    if _is_worth(report, lines):
+        # What is copied forward has a gradient that is copied backward.
+        seconds = _capped(report, _with_backward(report, _seconds(lines)))
+        yield Advice(
+            id="needless-copies",
+            problem="Tensors are copied or converted in every step.",
+            because=_because(report, _seconds(lines)),
+            fix="leave out copies that nothing changes; convert data once, before training",
+            speedup=speedup_of(report.mean_step_s, seconds, doubt=0.3),
+            basis="if these lines, and their part of the backward pass, took no time",
+            lines=tuple(lines[:_MOST_LINES]),
+        )
+
+
+def _with_backward(report: StepProfile, seconds: float) -> float:
+    """With as much of the backward pass as it is of the forward pass."""
+    forward_s = report.phases_s.get("forward", 0.0)
+    if forward_s <= 0:
+        return seconds
+    share = min(1.0, seconds / forward_s)
+    return seconds + share * report.phases_s.get("backward", 0.0)
+
+
+def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
+    loops: dict[tuple[str, int], list[LineTime]] = defaultdict(list)
+    for line in lines:
+        if line.loop is not None:
+            loops[line.file, line.loop].append(line)
+    if not loops:
+        return
+    worst = max(loops.values(), key=_seconds)
+    # A loop over layers is a loop, too: only one whose operators are small is slow for being one.
+    if not _is_worth(report, worst) or not _has_small_operators(report):
+        return
+    seconds = _capped(report, _with_backward(report, _seconds(worst)))
+    yield Advice(
+        id="python-loop",
+        problem="A loop in Python calls operators on small parts of a batch.",
+        because=_because(report, _seconds(worst)),
+        fix="compute all of them at once: batched operators, scatter_add, masks",
+        speedup=speedup_of(report.mean_step_s, (1 - _LEFT_OF_LOOP) * seconds, doubt=_DOUBT_OF_LOOP),
+        basis="if the loop, with its part of the backward pass, took a seventh of its time",
+        lines=tuple(worst[:_MOST_LINES]),
+    )
+
+
+def _has_small_operators(report: StepProfile) -> bool:
+    count = report.traits.num_operators
+    passes_s = sum(report.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+    return bool(count) and (passes_s or report.mean_step_s) / (count or 1) < 1e-4
+
+
+def _other_python(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
+    """Python that is neither a call of a layer nor in a loop, where the host's work is much."""
+    own = [line for line in lines if not line.through.startswith("torch/")]
+    if not own or report.share("host") < 0.15:
+        return
+    seconds = _capped(report, min(own[0].seconds, report.seconds("host")))
+    if seconds < 2 * _LEAST_SHARE * report.mean_step_s:
+        return
+    yield Advice(
+        id="slow-python",
+        problem="A line of Python takes much of the step.",
+        because=_because(report, own[0].seconds),
+        fix="do its work before training, or with operators of torch",
+        speedup=speedup_of(report.mean_step_s, seconds, doubt=0.3),
+        basis="if this line took no time",
+        lines=(own[0],),
+    )
