@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import UsageError
+from flatout.monitor.script_advice import script_advice
 from flatout.monitor.time_outside import program_stem
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.script_profile import HookRequest, ScriptProfileRequest
@@ -76,8 +77,13 @@ def profile_script(
 def _profile_in(folder: Path) -> StepProfile | None:
     """The first report: of several ranks, each writes its own."""
     for path in sorted(folder.glob("profile-*.json")):
-        return atomic_files.read_json(path, StepProfile)
+        return advised(atomic_files.read_json(path, StepProfile))
     return None
+
+
+def advised(report: StepProfile) -> StepProfile:
+    """The report with what to change."""
+    return msgspec.structs.replace(report, advice=script_advice(report))
 
 
 def _why_none(folder: Path) -> Finding:

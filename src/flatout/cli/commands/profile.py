@@ -10,8 +10,36 @@ from flatout.cli import completion_words
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
+PROGRAM = "program"
+# A program is run as it is: nothing of its training can be chosen here.
+_FOR_EXPERIMENTS = {
+    "experiment": "an experiment", "settings": "-s", "uses": "--use", "recipe": "--recipe",
+    "is_proved": "--prove", "html": "--html", "python": "--python", "env": "--env",
+}  # fmt: skip
 
-@click.command("profile", cls=ExperimentCommand)
+
+class _ProfileTarget(ExperimentCommand):
+    """A command for an experiment, or for a program: all that follows `--`."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Leaves the program aside, whose options are its own."""
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        rest = super().parse_args(context, own)
+        context.params[PROGRAM] = tuple(arguments[len(own) + 1 :]) if "--" in arguments else None
+        if context.params[PROGRAM] is not None:
+            given = [name for key, name in _FOR_EXPERIMENTS.items() if context.params.get(key)]
+            if context.params["device"] != "auto":
+                given.append("--device")
+            if given:
+                raise click.UsageError(f"{given[0]} cannot be combined with a program after --")
+        return rest
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        """With the other form."""
+        return [*super().collect_usage_pieces(context), "| [OPTIONS] -- PROGRAM..."]
+
+
+@click.command("profile", cls=_ProfileTarget)
 @click.argument(
     "experiment", required=False, metavar="NAME|FILE", shell_complete=completion_words.experiments
 )
@@ -50,12 +78,23 @@ from flatout.cli.options import json_document
 @json_document
 def command(
     is_json: bool, html: str | None, trace: str | None, by: Any, sort: Any, top: int, **options: Any
-) -> None:
+) -> int:
     """Show where the time of a training step goes, and what to change.
 
     NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
     are also options: see `flatout profile NAME --help`. Nothing is trained that is kept.
+
+    PROGRAM is any program that trains with PyTorch: it runs unchanged to its end, and its first
+    steps are profiled. Its exit code is passed through; what it prints, too.
     """
+    program = options.pop(PROGRAM)
+    if program is not None:
+        from flatout.cli.flows import profile_script
+
+        view = {"by": by, "sort": sort, "top": top}
+        return profile_script.run(
+            program, view, num_steps=options["num_steps"], trace=trace, is_json=is_json
+        )
     from pathlib import Path
 
     from flatout.bench.report import check_writable
@@ -92,3 +131,4 @@ def command(
         show.print_json(report)
     else:
         print_profile(report, View(by=by, sort=sort, top=top), files)
+    return 0

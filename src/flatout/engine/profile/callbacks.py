@@ -5,6 +5,7 @@ Their classes are needed to make ours, so each is made when it is asked for.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any
@@ -46,6 +47,7 @@ class _Recording:
             print(text)
 
 
+@functools.cache
 def lightning_profiler() -> type:
     """The class `flatout.LightningProfiler`.
 
@@ -93,6 +95,7 @@ def lightning_profiler() -> type:
     return LightningProfiler
 
 
+@functools.cache
 def transformers_profiler() -> type:
     """The class `flatout.TransformersProfiler`.
 

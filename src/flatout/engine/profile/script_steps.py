@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity
 
 from flatout import __version__
 from flatout.engine.profile.events import profile_report
-from flatout.engine.profile.lines import LineSampler
+from flatout.engine.profile.lines import LineSampler, is_user_code
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
@@ -93,6 +96,7 @@ class StepRecorder:
         self._num_missing = 0
         self._is_disturbed = False
         self._unread: dict[str, str] = {}
+        self._places: set[tuple[str, int]] = set()
 
     @property
     def num_missing(self) -> int:
@@ -191,6 +195,7 @@ class StepRecorder:
         now_s = elapsed_s()
         if self.phase == "warm-up":
             self.phase = "plain"
+            self._places = _user_places()
         elif self.phase == "plain":
             # The device may have been behind its host.
             self._step_s = _together(self._step_s, now_s - self._last_s)
@@ -201,7 +206,7 @@ class StepRecorder:
             assert self._sampler is not None
             self._open.close()
             self._sampled_s = (now_s - self._began_s) / self._num
-            self._lines = self._sampler.lines(self._num)
+            self._lines = _outside_of_loops(self._sampler.lines(self._num), self._places)
             self.phase = "preparing"
             self._begin_profile()
         elif self.phase == "preparing":
@@ -303,11 +308,34 @@ class StepRecorder:
         return {
             "loader workers": str(self._loader.workers),
             "pinned memory": "yes" if self._loader.is_pinned else "no",
+            "CPUs": str(os.cpu_count()),
         }
 
 
 def _count(step_s: float, seconds: float) -> int:
     return max(_LEAST_STEPS, min(_MOST_STEPS, math.ceil(seconds / max(step_s, 1e-6))))
+
+
+def _user_places() -> set[tuple[str, int]]:
+    """The lines of the user's code that are being executed: they lead to the optimizer's step."""
+    places = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            places.add((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return places
+
+
+def _outside_of_loops(
+    lines: tuple[LineTime, ...], places: set[tuple[str, int]]
+) -> tuple[LineTime, ...]:
+    """The lines, without the loops that make the steps: what is in one of these is in no other."""
+    loops = {(line.file, line.loop) for line in lines if (line.file, line.line) in places}
+    return tuple(
+        msgspec.structs.replace(line, loop=None) if (line.file, line.loop) in loops else line
+        for line in lines
+    )
 
 
 def _together(step_s: list[float], rest_s: float) -> list[float]:
