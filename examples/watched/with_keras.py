@@ -22,8 +22,6 @@ model = keras.Sequential(
         keras.layers.Dense(2),
     ]
 )
-model.compile(
-    optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-)
+model.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 history = model.fit(images, labels, batch_size=32, epochs=options.epochs, verbose=2)
 print(f"final loss {history.history['loss'][-1]:.9f}")

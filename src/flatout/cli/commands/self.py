@@ -56,7 +56,7 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
     "--keep",
     multiple=True,
     metavar="KIND",
-    help="Kind to keep: edits, environments, data, searches, recipes, compiled or caches.",
+    help="Kind to keep: edits, environments, data, searches, recipes, compiled, watched or caches.",
 )
 @_YES
 @json_document

@@ -109,7 +109,7 @@ def transformers_profiler() -> type:
             "transformers-not-installed",
             "flatout.TransformersProfiler needs the package transformers.",
             because=str(error),
-            fix="pip install transformers",
+            fix="pip install 'flatout[language]'",
         ) from error
 
     class TransformersProfiler(base):  # type: ignore[misc]

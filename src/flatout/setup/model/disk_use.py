@@ -7,12 +7,12 @@ from typing import Literal
 import msgspec
 
 Kind = Literal[
-    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
-    "tools", "undo",
+    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched",
+    "caches", "tools", "undo",
 ]  # fmt: skip
 # What `--free` accepts; the others have their own commands.
 FREEABLE: tuple[Kind, ...] = (
-    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched", "caches",
 )  # fmt: skip
 
 

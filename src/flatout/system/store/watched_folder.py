@@ -92,7 +92,8 @@ def write_record(folder: WatchedFolder, record: WatchRecord) -> None:
     atomic_files.write_json(folder.record, record)
 
 
-def _paths() -> list[Path]:
+def record_paths() -> list[Path]:
+    """Folders of all records among flatout's own, oldest first."""
     parent = watched_folder()
     with atomic_files.mapped_os_errors(parent):
         names = os.listdir(parent) if parent.is_dir() else []
@@ -117,7 +118,7 @@ def find_record(text: str) -> WatchedFolder:
         path = Path(os.path.abspath(text))
         if (path / "watch.json").is_file():
             return WatchedFolder(path)
-    paths = _paths()
+    paths = record_paths()
     if text == "last" and paths:
         return WatchedFolder(paths[-1])
     same = [path for path in paths if path.name == text]
@@ -143,7 +144,7 @@ def read_record(folder: WatchedFolder) -> WatchRecord:
 
 def list_records() -> Iterator[WatchedProgramLine]:
     """All records among flatout's own, oldest first; damaged ones are left out."""
-    for path in _paths():
+    for path in record_paths():
         folder = WatchedFolder(path)
         with contextlib.suppress(FlatoutError):
             record = read_record(folder)
