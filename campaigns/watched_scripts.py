@@ -1,8 +1,8 @@
 """`flatout watch` and `flatout profile --` on scripts that know nothing of flatout.
 
 Result and exit code must be the same as without them, and Ctrl-C must reach the script; `watch` may
-cost less than a hundredth of the time. What it costs is its own processor time, which other programs
-do not change, and the difference of wall times in pairs, which they do.
+cost less than a hundredth of the time. What it costs is its own processor time, which other
+programs do not change, and the difference of wall times in pairs, which they do.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.controlling_terminal import ControllingTerminal
 from support.dated import Measurement, measurement, read_machine, write_result
 
 RESULTS = Path(__file__).with_name("results")
-SCRIPTS = ROOT / "examples" / "watched"
+SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "watched"
 # A script, and what it has printed when it trains.
 STARTED = {
     "plain": b"epoch 1: loss", "with_lightning": b"Epoch 0", "with_accelerate": b"epoch 1: loss",

@@ -5,8 +5,8 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 
-import keras  # noqa: E402
-import numpy  # noqa: E402
+import keras
+import numpy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
