@@ -37,6 +37,53 @@ class _Stream(NamedTuple):
     is_terminal: bool
 
 
+class BottomLine:
+    """A line below a program's output, while that is at the beginning of a line.
+
+    is_possible: whether there is a terminal for it.
+    """
+
+    def __init__(self, *, is_possible: bool) -> None:
+        self.is_possible = is_possible
+        self._lock = threading.Lock()
+        self._is_shown = self._is_whole_screen = False
+        self._is_at_line_start = True
+        self._last_s = 0.0
+
+    def show(self, text: str) -> None:
+        """Shows it, or what is now in its place, unless the program is in the middle of a line."""
+        if not self.is_possible:
+            return
+        with self._lock:
+            is_free = self._is_at_line_start and not self._is_whole_screen
+            if not is_free or elapsed_s() - self._last_s < _QUIET_S or not _is_foreground():
+                return
+            columns = _columns()
+            if columns >= _LEAST_COLUMNS:
+                # The cursor stays at the beginning: what is typed is shown from there.
+                line = _ERASE + text[: columns - 1].encode() + b"\r"
+                self._is_shown = _write_whole(2, line)
+
+    def erase(self) -> None:
+        """Removes it."""
+        with self._lock:
+            self._erase()
+
+    def give_way(self, piece: bytes) -> None:
+        """Removes it for what the program is about to print."""
+        with self._lock:
+            self._erase()
+            self._is_at_line_start = piece.endswith(b"\n")
+            self._last_s = elapsed_s()
+            for found in _WHOLE_SCREEN.finditer(piece):
+                self._is_whole_screen = found[1] == b"h"
+
+    def _erase(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            _write_whole(2, _ERASE)
+
+
 class OutputCopy:
     """Both outputs of a program that is about to be started.
 
@@ -44,7 +91,7 @@ class OutputCopy:
         log: the file for what it prints; made now.
         targets: the descriptors of stdout and stderr that it would have had.
 
-    stdout, stderr: what the program is given; None where it inherits ours.
+    stdout, stderr: what the program is given; None where it inherits ours. line: below its output.
     """
 
     def __init__(self, log: Path, targets: tuple[int, int] = (1, 2)) -> None:
@@ -52,16 +99,14 @@ class OutputCopy:
         self._streams: list[_Stream] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._is_shown = self._is_whole_screen = False
-        self._is_at_line_start = True
-        self._last_s = 0.0
         # Why the log is not complete.
         self.unread: str | None = None
         self.stdout = self._open(targets[0])
         self.stderr = self.stdout
         if not _is_same(*targets):
             self.stderr = self._open(targets[1])
-        self.has_line = self._can_show_lines(targets)
+        is_one_terminal = len(self._streams) == 1 and all(map(os.isatty, targets))
+        self.line = BottomLine(is_possible=is_one_terminal and _can_move_cursor())
         if self.stdout is None and self.stderr is None:
             self._close_log()
 
@@ -78,10 +123,6 @@ class OutputCopy:
             source, given = os.pipe()
         self._streams.append(_Stream(source, target, given, os.isatty(target)))
         return given
-
-    def _can_show_lines(self, targets: tuple[int, int]) -> bool:
-        is_moving = os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
-        return is_moving and len(self._streams) == 1 and all(map(os.isatty, targets))
 
     def begin(self) -> None:
         """Begins to copy, once the program has been started."""
@@ -122,14 +163,8 @@ class OutputCopy:
     def _write(self, stream: _Stream, piece: bytes) -> bool:
         with self._lock:
             self._keep(piece)
-            if stream.is_terminal:
-                self._erase()
-                self._is_at_line_start = piece.endswith(b"\n")
-                self._last_s = elapsed_s()
-                for found in _WHOLE_SCREEN.finditer(piece):
-                    self._is_whole_screen = found[1] == b"h"
-            elif self._is_shown:
-                self._erase()
+        if stream.is_terminal:
+            self.line.give_way(piece)
         # Not under the lock: the reader of one output may be slow.
         return _write_whole(stream.target, piece)
 
@@ -148,30 +183,6 @@ class OutputCopy:
             os.close(self._log)
             self._log = None
 
-    def show_line(self, text: str) -> None:
-        """Shows a line below the program's output, if that has just ended a line."""
-        if not self.has_line:
-            return
-        with self._lock:
-            is_free = self._is_at_line_start and not self._is_whole_screen
-            if not is_free or elapsed_s() - self._last_s < _QUIET_S or not _is_foreground():
-                return
-            columns = _columns()
-            if columns >= _LEAST_COLUMNS:
-                # The cursor stays at the beginning: what is typed is shown from there.
-                line = _ERASE + text[: columns - 1].encode() + b"\r"
-                self._is_shown = _write_whole(2, line)
-
-    def erase_line(self) -> None:
-        """Removes the line."""
-        with self._lock:
-            self._erase()
-
-    def _erase(self) -> None:
-        if self._is_shown:
-            self._is_shown = False
-            _write_whole(2, _ERASE)
-
     def follow_size(self) -> bool:
         """Gives pseudo-terminals the present size of the window; whether there are any."""
         for stream in self._streams:
@@ -179,6 +190,10 @@ class OutputCopy:
                 with contextlib.suppress(OSError):
                     _copy_size(stream.target, stream.source)
         return any(stream.is_terminal for stream in self._streams)
+
+
+def _can_move_cursor() -> bool:
+    return os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 def _is_same(first: int, second: int) -> bool:

@@ -98,7 +98,7 @@ class WatchedProgram:
             self._signals.pass_on(number)
         elif number == signal.SIGTSTP:
             if self._output is not None:
-                self._output.erase_line()
+                self._output.line.erase()
             self._signals.stop_with_program()
 
     def _has_ended(self) -> bool:
@@ -130,18 +130,18 @@ class WatchedProgram:
     def close(self) -> None:
         """Gives signals back."""
         if self._output is not None:
-            self._output.erase_line()
+            self._output.line.erase()
         self._signals.__exit__()
 
     @property
     def has_line(self) -> bool:
         """Whether a line can be shown below its output: on a terminal that moves its cursor."""
-        return self._output is not None and self._output.has_line
+        return self._output is not None and self._output.line.is_possible
 
     def show_line(self, text: str) -> None:
         """Shows it, unless the program is in the middle of a line."""
         if self._output is not None:
-            self._output.show_line(text)
+            self._output.line.show(text)
 
     @property
     def unread(self) -> str | None:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal
 
@@ -52,6 +52,43 @@ class _Loader:
     is_pinned: bool = False
     kind: str | None = None
 
+    def settings(self) -> dict[str, str]:
+        """As the report shows them."""
+        if self.kind is None:
+            return {}
+        return {
+            "loader workers": str(self.workers),
+            "pinned memory": "yes" if self.is_pinned else "no",
+            "CPUs": str(os.cpu_count()),
+        }
+
+
+@dataclass(kw_only=True)
+class _PlainSteps:
+    """Steps without a profiler. data_s: waits for batches; num_batches: of all steps together."""
+
+    step_s: list[float] = field(default_factory=list)
+    data_s: float = 0.0
+    num_batches: int = 0
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of a step."""
+        return sum(self.step_s) / len(self.step_s)
+
+    def phases_s(self) -> dict[str, float]:
+        """On a CPU, seconds of the parts of a step: under a profiler, their shares are others."""
+        if torch.cuda.is_initialized() or not self.num_batches:
+            return {}
+        data_s = min(self.data_s / len(self.step_s), self.mean_s)
+        return {"data": data_s, "step": self.mean_s - data_s}
+
+    def samples_per_step(self, loader: _Loader) -> float | None:
+        """As the loader's size of batches says; None where it has none."""
+        if loader.batch_size is None or not self.num_batches:
+            return None
+        return loader.batch_size * self.num_batches / len(self.step_s)
+
 
 class StepRecorder:
     """Takes the steps of one loop, phase by phase, and makes a report of them.
@@ -86,10 +123,8 @@ class StepRecorder:
         self._profiler: torch.profiler.profile | None = None
         self._sampler: LineSampler | None = None
         self._lines: tuple[LineTime, ...] = ()
-        self._step_s: list[float] = []
+        self._plain = _PlainSteps()
         self._sampled_s = 0.0
-        self._data_s = 0.0
-        self._num_batches = 0
         self._began_s = self._last_s = elapsed_s()
         self._requested_s: float | None = None
         self._num = 0
@@ -125,7 +160,7 @@ class StepRecorder:
         if not self._is_disturbed:
             self._num += 1
             if self.phase == "plain":
-                self._step_s.append(now_s - self._last_s)
+                self._plain.step_s.append(now_s - self._last_s)
         self._is_disturbed = False
         self._last_s = now_s
         if self._is_phase_over():
@@ -155,8 +190,8 @@ class StepRecorder:
         if self.phase == "profiled":
             mark("data")
         elif self.phase == "plain" and not self._is_disturbed:
-            self._data_s += elapsed_s() - self._requested_s
-            self._num_batches += 1
+            self._plain.data_s += elapsed_s() - self._requested_s
+            self._plain.num_batches += 1
         self._requested_s = None
 
     def stop(self) -> None:
@@ -175,18 +210,15 @@ class StepRecorder:
             is_long = elapsed_s() - self._began_s >= _WARM_UP_S
             return self._num >= _LEAST_STEPS and is_long
         if self.phase == "plain":
-            count = _count(sum(self._step_s) / max(1, len(self._step_s)), _PLAIN_S)
-            return self._num >= max(count, self._num_steps or 0)
+            count = self._num_steps or 0
+            is_enough = self._num >= _LEAST_STEPS
+            return is_enough and self._num >= max(count, _count(self._plain.mean_s, _PLAIN_S))
         if self.phase == "sampled":
-            return self._num >= _count(self._mean_s, _SAMPLED_S)
+            return self._num >= _count(self._plain.mean_s, _SAMPLED_S)
         if self.phase == "preparing":
             return True
-        least = min(_count(self._mean_s, _PROFILED_S), _MOST_PROFILED)
+        least = min(_count(self._plain.mean_s, _PROFILED_S), _MOST_PROFILED)
         return self._num >= (self._num_steps or least)
-
-    @property
-    def _mean_s(self) -> float:
-        return sum(self._step_s) / len(self._step_s)
 
     def _next_phase(self) -> None:
         """Ends a phase and begins the next one."""
@@ -198,7 +230,7 @@ class StepRecorder:
             self._places = _user_places()
         elif self.phase == "plain":
             # The device may have been behind its host.
-            self._step_s = _together(self._step_s, now_s - self._last_s)
+            self._plain.step_s = _together(self._plain.step_s, now_s - self._last_s)
             self.phase = "sampled"
             self._sampler = LineSampler(self._thread)
             self._open.enter_context(self._sampler.running())
@@ -236,10 +268,10 @@ class StepRecorder:
         self.phase = "over"
         self._open.close()
         steps = MeasuredSteps(
-            step_s=tuple(self._step_s),
+            step_s=tuple(self._plain.step_s),
             profiled_s=profiled_s,
             num_profiled=self._num,
-            phases_s=self._phases_s(),
+            phases_s=self._plain.phases_s(),
         )
         if self._trace is not None:
             self._profiler.export_chrome_trace(self._trace)
@@ -247,17 +279,10 @@ class StepRecorder:
         self.has_report = True
         self._report(profile)
 
-    def _phases_s(self) -> Mapping[str, float]:
-        """On a CPU, seconds of a plain step: in a trace all that is not data is a bit longer."""
-        if torch.cuda.is_initialized() or not self._num_batches:
-            return {}
-        data_s = min(self._data_s / len(self._step_s), self._mean_s)
-        return {"data": data_s, "step": self._mean_s - data_s}
-
     def _profile(self, profiler: torch.profiler.profile, steps: MeasuredSteps) -> StepProfile:
         found = profile_report(trace_events(profiler), steps)
         device, dtypes, base = _held_by(self._optimizer)
-        samples = self._samples_per_step()
+        samples = self._plain.samples_per_step(self._loader)
         if samples is None:
             self._unread["samples_per_step"] = _NO_SAMPLES
         return StepProfile(
@@ -293,23 +318,9 @@ class StepRecorder:
                 num_syncs=found.num_syncs,
                 pageable_copy_s=found.pageable_copy_s,
             ),
-            settings=self._settings(),
+            settings=self._loader.settings(),
             unread=self._unread,
         )
-
-    def _samples_per_step(self) -> float | None:
-        if self._loader.batch_size is None or not self._num_batches:
-            return None
-        return self._loader.batch_size * self._num_batches / len(self._step_s)
-
-    def _settings(self) -> dict[str, str]:
-        if self._loader.kind is None:
-            return {}
-        return {
-            "loader workers": str(self._loader.workers),
-            "pinned memory": "yes" if self._loader.is_pinned else "no",
-            "CPUs": str(os.cpu_count()),
-        }
 
 
 def _count(step_s: float, seconds: float) -> int:
