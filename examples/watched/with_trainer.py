@@ -13,7 +13,10 @@ options = parser.parse_args()
 set_seed(0)
 texts = [torch.randint(0, 128, (64,)) for _ in range(512)]
 samples = [{"input_ids": text, "labels": text} for text in texts]
-config = GPT2Config(vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4)
+config = GPT2Config(
+    vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=None,
+    eos_token_id=None,
+)  # fmt: skip
 with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(
         model=GPT2LMHeadModel(config),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatout.monitor.advice import advice_for
 from flatout.monitor.speedups import speedup_of
 from flatout.schema.step_profile import Advice, StepProfile
-from flatout.schema.units import percent_text, seconds_text
+from flatout.schema.units import counted_text, percent_text, seconds_text
 
 _LEAST_SHARE = 0.04
 # Workers share the processors with the step itself.
@@ -41,6 +41,6 @@ def _workers(report: StepProfile) -> Advice | None:
         f"batch, {percent_text(data_s / step_s, 0)} of it",
         fix=f"DataLoader(..., num_workers={count}, persistent_workers=True)",
         speedup=speedup_of(step_s, data_s - left_s, doubt=0.5),
-        basis=f"if {count} workers read while the step computes",
+        basis=f"if {counted_text(count, 'process', 'processes')} read while the step computes",
         lines=tuple(line for line in report.lines if line.part == "data")[:3],
     )

@@ -14,6 +14,7 @@ from flatout.monitor.time_outside import program_stem
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.script_profile import HookRequest, ScriptProfileRequest
 from flatout.schema.step_profile import StepProfile
+from flatout.schema.units import counted_text
 from flatout.system import atomic_files, pass_signals
 from flatout.system.script_hook import hook_environment, own_packages
 from flatout.system.watched_program import WatchedProgram
@@ -21,10 +22,10 @@ from flatout.system.watched_program import WatchedProgram
 _LOOK_S = 0.5
 
 
-class _Missing(msgspec.Struct):
-    """steps: that the program has made too few, at least; None: it has made none."""
+class _TooShort(msgspec.Struct):
+    """A training that has ended before its profile. num_made: its steps."""
 
-    steps: int | None
+    num_made: int
 
 
 class ScriptEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +90,15 @@ def advised(report: StepProfile) -> StepProfile:
 def _why_none(folder: Path) -> Finding:
     """Why the program has left no profile, as a warning."""
     problems = [atomic_files.read_json(path, str) for path in folder.glob("problem-*.json")]
-    short = [atomic_files.read_json(path, _Missing) for path in folder.glob("short-*.json")]
-    missing = [one.steps for one in short if one.steps is not None]
+    short = [atomic_files.read_json(path, _TooShort) for path in folder.glob("short-*.json")]
+    num_made = max((one.num_made for one in short), default=0)
     if problems and "msgspec" in str(problems[0]):
         because, fix = problems[0], "install msgspec where the program runs: pip install msgspec"
     elif problems:
         because, fix = problems[0], "flatout watch shows where its time goes from outside"
-    elif missing:
-        because = f"it has made too few steps: at least {min(missing)} more are needed"
+    elif num_made:
+        made = counted_text(num_made, "step")
+        because = f"it has made {made}: a profile needs about 3 seconds of steps, at least 11"
         fix = "train longer, or use fewer steps of the profiler: --steps 3"
     elif short:
         because = "no optimizer of torch or Keras has made a step"

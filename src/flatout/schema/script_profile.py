@@ -1,8 +1,8 @@
 """The profile of a program of the user's own: the request to the hook in it, and what comes back.
 
 The hook (`engine/profile/hook`) writes a file into the folder that it is given, named after its
-process: `profile-PID.json` (StepProfile), `short-PID.json` (`{"steps": N}`: how many were missing;
-null: there was none at all), or `problem-PID.json` (a text).
+process: `profile-PID.json` (StepProfile), `short-PID.json` (`{"num_made": N}`: only so many steps),
+or `problem-PID.json` (a text).
 """
 
 from __future__ import annotations

@@ -27,20 +27,15 @@ from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
 from flatout.schema.step_profile import LineTime, RoofUse, StepProfile, StepTraits
+from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s, now_text
 
 # Seconds of steps of each kind, and their numbers.
-_WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 1.0, 2.0, 1.0
+_WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 0.7, 1.0, 1.0
 _LEAST_STEPS, _MOST_STEPS, _MOST_PROFILED = 3, 2000, 20
 _MOST_LINES = 40
 _NO_SAMPLES = "the batches do not come from a DataLoader of torch with a batch size"
 Phase = Literal["warm-up", "plain", "sampled", "preparing", "profiled", "over"]
-_PHASES: tuple[Phase, ...] = ("warm-up", "plain", "sampled", "preparing", "profiled", "over")
-# Of a profiled phase that is ended early, one step is enough.
-_LEAST: dict[Phase, int] = {
-    "warm-up": _LEAST_STEPS, "plain": _LEAST_STEPS, "sampled": _LEAST_STEPS, "preparing": 1,
-    "profiled": 1, "over": 0,
-}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -93,7 +88,7 @@ class _PlainSteps:
 class StepRecorder:
     """Takes the steps of one loop, phase by phase, and makes a report of them.
 
-    has_report: whether it was made.
+    has_report: whether it was made. num_made: steps so far.
 
     Args:
         subject: what is profiled, as the report names it.
@@ -116,6 +111,7 @@ class StepRecorder:
         self._trace = trace
         self.phase: Phase = "warm-up"
         self.has_report = False
+        self.num_made = 0
         self._thread = threading.get_ident()
         self._optimizer: Any = None
         self._loader = _Loader()
@@ -128,23 +124,16 @@ class StepRecorder:
         self._began_s = self._last_s = elapsed_s()
         self._requested_s: float | None = None
         self._num = 0
-        self._num_missing = 0
         self._is_disturbed = False
         self._unread: dict[str, str] = {}
         self._places: set[tuple[str, int]] = set()
-
-    @property
-    def num_missing(self) -> int:
-        """Steps that are still needed for a report, at least."""
-        left = _PHASES[_PHASES.index(self.phase) :]
-        least = sum(_LEAST[phase] for phase in left) - self._num
-        return max(1, least) if self.phase != "over" else self._num_missing
 
     def too_short_text(self) -> str | None:
         """Why there is no report, of a loop that has ended; None if there is one."""
         if self.has_report:
             return None
-        return f"flatout: too few steps for a profile; at least {self._num_missing} more are needed"
+        made = counted_text(self.num_made, "step")
+        return f"flatout: no profile of {made}: it needs about 3 seconds of steps, at least 11"
 
     def step_ended(self, optimizer: Any = None) -> None:
         """Ends a step; optimizer: that has made it. Another one's steps are part of this."""
@@ -155,6 +144,7 @@ class StepRecorder:
         if optimizer is not self._optimizer:
             return
         now_s = elapsed_s()
+        self.num_made += 1
         if self.phase == "profiled":
             mark("step")
         if not self._is_disturbed:
@@ -183,15 +173,15 @@ class StepRecorder:
         if self.phase == "profiled":
             mark("step")
 
-    def batch_arrived(self) -> None:
-        """The wait is over."""
+    def batch_arrived(self, *, is_batch: bool = True) -> None:
+        """The wait is over; is_batch: False at the end of an epoch."""
         if self._requested_s is None or threading.get_ident() != self._thread:
             return
         if self.phase == "profiled":
             mark("data")
         elif self.phase == "plain" and not self._is_disturbed:
             self._plain.data_s += elapsed_s() - self._requested_s
-            self._plain.num_batches += 1
+            self._plain.num_batches += is_batch
         self._requested_s = None
 
     def stop(self) -> None:
@@ -201,7 +191,6 @@ class StepRecorder:
         if self.phase == "profiled" and self._num > 0:
             self._next_phase()
             return
-        self._num_missing = self.num_missing
         self.phase = "over"
         self._open.close()
 
@@ -426,9 +415,12 @@ class ObservedLoop:
                 return before(iterator)
             recorder.batch_requested(iterator)
             try:
-                return before(iterator)
-            finally:
-                recorder.batch_arrived()
+                batch = before(iterator)
+            except BaseException:
+                recorder.batch_arrived(is_batch=False)
+                raise
+            recorder.batch_arrived()
+            return batch
 
         if self._has_steps:
             self._handle = register_optimizer_step_post_hook(stepped)

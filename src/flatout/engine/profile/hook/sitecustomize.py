@@ -104,13 +104,12 @@ class _Hook:
         if self.is_over:
             return
         try:
-            missing = None
             if self.recorder is not None:
                 self.recorder.stop()
-                missing = self.recorder.num_missing
             # A report has set this.
             if not self.is_over and _OPTIMIZER in sys.modules:
-                self._write("short", json.dumps({"steps": missing}).encode())
+                made = 0 if self.recorder is None else self.recorder.num_made
+                self._write("short", json.dumps({"num_made": made}).encode())
         except Exception as error:  # noqa: BLE001 - the program must not notice
             self.fail(error)
 
