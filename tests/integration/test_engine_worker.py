@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import torch
 
@@ -20,9 +21,11 @@ from flatout.engine.tensors.state_tree import pack
 from flatout.engine.training.checkpoints import write_checkpoint
 from flatout.engine.training.worker import main
 from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run import RunHeader
 from flatout.schema.run_lines import Finished, Started, Stopped
 from flatout.system.store.run_folder import RunFolder, create_run, read_run
+from flatout.system.store.sample_file import read_samples
 
 if TYPE_CHECKING:
     from conftest import Tell
@@ -237,3 +240,32 @@ def test_second_worker_is_refused(
 def test_worker_without_a_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) in (1, 2)
     assert "run.json" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_recorder_of_samples_ends_with_its_worker(begin: Begin, is_killed: bool) -> None:
+    worker = begin()
+    worker.wait_for_steps()
+    samples = wait_for_samples(worker.folder, 30)
+    assert samples[0].host.memory_bytes
+    (recorder,) = psutil.Process(worker.process.pid).children()
+    assert "flatout.monitor.recorder" in recorder.cmdline()
+    if is_killed:
+        worker.process.kill()
+    else:
+        worker.folder.request_stop()
+    code, _ = worker.end()
+    assert (code == 0) != is_killed
+    psutil.wait_procs([recorder], timeout=10)
+    assert not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE
+    assert worker.folder.log.read_text() == ""
+
+
+def wait_for_samples(folder: RunFolder, limit_s: float) -> list[MachineSample]:
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        samples = list(read_samples(folder.samples))
+        if samples:
+            return samples
+        time.sleep(0.1)
+    raise AssertionError("no sample was recorded")

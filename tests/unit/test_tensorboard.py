@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from flatout.monitor.tensorboard import scalars
+from flatout.monitor.tensorboard import sample_scalars, scalars
 from flatout.schema.run_lines import EpochEnded, Line, Progress, Validated
+from flatout.system.clock import now_s
+from flatout.system.demo_samples import demo_sample
+from flatout.system.store.sample_file import SampleFile
 
 HAS_WRITER = importlib.util.find_spec("tensorboardX") is not None
 PROGRESS = Progress(
@@ -59,3 +62,19 @@ def test_show_tensorboard_writes_each_value_once(trained: Any) -> None:
         assert "tensorboard --logdir board" in done.stderr
         # The file's own version; 6 steps with 4 values each; 3 epochs with a loss and 2 metrics.
         assert num_records(trained.folder / "board" / "mine-0001") == 1 + 6 * 4 + 3 * 3
+
+
+@pytest.mark.skipif(not HAS_WRITER, reason="needs the package tensorboardX")
+def test_show_tensorboard_has_the_samples_of_the_machine(trained: Any) -> None:
+    sample = demo_sample(now_s())
+    with SampleFile(trained.runs / "mine-0001" / "samples.jsonl") as file:
+        file.append(sample)
+        file.append(sample)
+    assert trained.run("show", "last", "--tensorboard", "board").returncode == 0
+    num_values = len(list(sample_scalars(sample)))
+    assert num_values == 2 + 6 + 5
+    records = num_records(trained.folder / "board" / "mine-0001")
+    assert records == 1 + 6 * 4 + 3 * 3 + 2 * num_values
+    shown = trained.run("show", "last").stdout
+    # Its experiment was trained on a CPU, or its fake engine does not say on what.
+    assert "load " in shown and "of memory used" in shown

@@ -36,6 +36,7 @@ COMMANDS = (
     ("explain", "Diagnose", "Find the cause in a log, a traceback or any other text."),
     ("rules", "Diagnose", "List the rules of doctor and explain; check one of your own."),
     ("bench", "Diagnose", "Measure the limits of this machine; compare measurements."),
+    ("top", "Watch", "Show GPUs, CPUs, memory and running runs, live."),
     ("docs", "Maintain", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),

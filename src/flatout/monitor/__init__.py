@@ -3,6 +3,20 @@
 `runs/api.py` reads the run and calls them: `tensorboard.Writer` is given its lines, `plots.draw`
 a run with its lines and results; only `plots` writes into the run's folder, to `plots/`.
 
+Samples of the machine come from `system/machine_sampler.py`: `top_view` shows them, with
+`text_table`; `recorder` writes them into a run's folder, and `machine_use` sums them up.
+
+To add a field of a sample
+--------------------------
+
+1. `schema/machine_sample.py`, with its unit in its name. Unknown is None, with a reason in
+   `unread`.
+2. `system/nvml_sampler.py`, `system/smi_samples.py` (nvidia-smi's name for it, or `_NEVER`) and
+   `system/demo_samples.py`; or `system/host_sampler.py`.
+3. `monitor/top_view.py`: a column, whose rank says what is left out first;
+   `cli/render/top_text.py`: a column of the CSV.
+4. `tests/support/fake_nvml.c`, tests/integration/test_gpu_sampler.py, tests/unit/test_samples.py.
+
 To add an exporter
 ------------------
 

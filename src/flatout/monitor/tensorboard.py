@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flatout.errors import UsageError
+from flatout.monitor.machine_use import others_bytes
+from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run_lines import EpochEnded, Line, Progress, Validated
 
 # Distinguishes our event files from those of other writers in the same folder.
 _SUFFIX = ".flatout"
+_GPU_FIELDS = ("utilization", "used_bytes", "temperature_c", "power_w", "clock_hz")
 
 
 class Writer:
@@ -38,6 +42,9 @@ class Writer:
             ) from error
         for old in self.folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             old.unlink()
+        # When each step was, in the order of time.
+        self._times: list[float] = []
+        self._steps: list[int] = []
         self._writer = package.SummaryWriter(str(self.folder), filename_suffix=_SUFFIX)
 
     def __enter__(self) -> Writer:
@@ -49,9 +56,32 @@ class Writer:
     def write(self, lines: Iterable[Line]) -> None:
         """Adds lines, in the order of their steps."""
         for line in lines:
+            self._times.append(line.at)
+            self._steps.append(line.step)
             for name, value in scalars(line):
                 self._writer.add_scalar(name, value, line.step, walltime=line.at)
         self._writer.flush()
+
+    def write_samples(self, samples: Iterable[MachineSample]) -> None:
+        """Adds samples of the machine, each at the step that was logged before it."""
+        for sample in samples:
+            place = bisect_right(self._times, sample.at)
+            step = self._steps[place - 1] if place else 0
+            for name, value in sample_scalars(sample):
+                self._writer.add_scalar(name, value, step, walltime=sample.at)
+        self._writer.flush()
+
+
+def sample_scalars(sample: MachineSample) -> Iterator[tuple[str, float]]:
+    """What TensorBoard can draw of a sample; unknown values are left out."""
+    host = sample.host
+    values: dict[str, float | None] = {"machine/cpu_utilization": host.utilization}
+    if host.memory_bytes is not None and host.available_bytes is not None:
+        values["machine/memory_used_bytes"] = host.memory_bytes - host.available_bytes
+    for gpu in sample.gpus:
+        values |= {f"machine/gpu{gpu.index}_{name}": getattr(gpu, name) for name in _GPU_FIELDS}
+        values[f"machine/gpu{gpu.index}_others_bytes"] = others_bytes(gpu)
+    yield from ((name, value) for name, value in values.items() if value is not None)
 
 
 def scalars(line: Line) -> Iterator[tuple[str, float]]:

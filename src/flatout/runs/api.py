@@ -52,6 +52,7 @@ from flatout.system.store.run_reader import (
     split_of,
     tuned_recipe,
 )
+from flatout.system.store.sample_file import SampleTail, read_samples
 from flatout.tune.emit.code import program
 
 # Verbs that are only re-exported.
@@ -234,9 +235,11 @@ def export_tensorboard(text: str, folder: str, *, is_following: bool) -> Path:
     from flatout.monitor.tensorboard import Writer
 
     run = read(text)
+    samples = SampleTail(RunFolder(Path(run.folder)).samples)
     with Writer(run.id, Path(folder)) as writer:
         for lines in watch(text) if is_following else [each_metric(run)]:
             writer.write(lines)
+            writer.write_samples(samples.new_samples())
     return writer.folder
 
 
@@ -298,6 +301,14 @@ def with_utilization(run: Run) -> Run:
     # Most runs are too short, and their lines need not be read.
     rate = rate_of(run) if run.flops is not None else None
     return msgspec.structs.replace(run, utilization=_utilization(run, rate))
+
+
+def with_machine_use(run: Run) -> Run:
+    """A run with what its machine did while it trained, if that was recorded."""
+    from flatout.monitor.machine_use import machine_use
+
+    used = machine_use(read_samples(RunFolder(Path(run.folder)).samples))
+    return msgspec.structs.replace(run, machine_use=used)
 
 
 def _utilization(run: Run, samples_per_s: float | None) -> Utilization | None:

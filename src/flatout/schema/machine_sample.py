@@ -10,14 +10,20 @@ from typing import Literal
 import msgspec
 
 Source = Literal["nvml", "nvidia-smi", "demo", "none"]
+# Reasons for clocks below the highest that every healthy card reports.
+HARMLESS_THROTTLES = frozenset({"idle", "application-clocks", "display-clocks", "sync-boost"})
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process with memory on a GPU. used_bytes: None where the platform does not report it."""
+    """A process with memory on a GPU. used_bytes: None where the platform does not report it.
+
+    is_own: whether it belongs to the run that the sample was taken for.
+    """
 
     pid: int
     name: str | None = None
     used_bytes: int | None = None
+    is_own: bool = False
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,6 +12,7 @@ from flatout.schema.change import Change
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
+from flatout.schema.machine_use import MachineUse
 from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Recipe
 from flatout.schema.run_lines import (
@@ -107,7 +108,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     adaptations: what it has changed because memory ran out, in the order of the events.
     extended: to how long it was made longer last. file_changes: other texts of its experiment.
     failure: what ended it, where that is how it stands. flops: None where the run was too short.
-    utilization: None where it was not asked for.
+    utilization, machine_use: None where it was not asked for, or not recorded.
     is_elsewhere: it is not among flatout's runs, so that a command takes its folder.
     """
 
@@ -129,6 +130,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: Finding | None = None
     flops: FlopsCounted | None = None
     utilization: Utilization | None = None
+    machine_use: MachineUse | None = None
     is_elsewhere: bool = False
 
     @property

@@ -9,6 +9,7 @@ import threading
 
 import msgspec
 
+from flatout.schema.machine import NO_NVML
 from flatout.schema.machine_sample import GpuSample, Source
 from flatout.system.clock import elapsed_s
 from flatout.system.host_system import System
@@ -63,7 +64,7 @@ class GpuSampler:
         self._absence = None
         if not self._has_nvml and self._smi is None:
             self._absence = gpu_probe.absence(system)
-        self._reason: str | None = None if self._has_nvml else f"{gpu_probe.NO_NVML}library"
+        self._reason: str | None = None if self._has_nvml else f"{NO_NVML}library"
         self._num_failures = 0
         self._next_start_s = elapsed_s()
         self._last: tuple[GpuSample, ...] = ()

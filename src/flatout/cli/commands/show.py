@@ -46,7 +46,7 @@ def command(
             return 0
     elif follow and not _watch(run, is_quiet=is_json):
         return 130
-    record = runs_api.with_utilization(runs_api.read(run))
+    record = runs_api.with_machine_use(runs_api.with_utilization(runs_api.read(run)))
     if plots:
         show.print_note(wording.plots_text(runs_api.draw_plots(record)))
     checkpoints, results = runs_api.checkpoint_steps(record), runs_api.results_of(record)

@@ -17,6 +17,7 @@ from rich.text import Text
 from flatout.cli.main import COMMANDS
 from flatout.cli.render import show_results, wording
 from flatout.cli.render.control_characters import VisibleConsole, visible
+from flatout.cli.render.machine_use_lines import machine_use_lines
 from flatout.cli.render.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.runs.model.listed import DataState
 from flatout.runs.model.new_experiment import NewExperiment
@@ -191,6 +192,7 @@ def print_run(
     if run.utilization is not None and run.utilization.are_limits_missing:
         text = "its share of what this machine can do (MFU): flatout bench limits"
         console.print(Text(f"{'':<{_LABEL_WIDTH}}{text}", "dim"), soft_wrap=True)
+    print_lines(console, machine_use_lines(run))
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
         _print_section(console, "metrics", metrics_table(metrics))
     if run.recipe:

@@ -36,6 +36,7 @@ from flatout.engine.training.updater import Rollback, StepRunner, UpdateResult, 
 from flatout.engine.training.weights_file import weights_metadata
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import Finding, Fix
+from flatout.system.run_recorder import RunRecorder
 from flatout.system.store.run_folder import RunFolder
 
 # `back`: the run is to continue from its last checkpoint, under a recipe that takes less memory.
@@ -61,6 +62,8 @@ class LoopLimits:
 class LoopContext:
     """The loop's environment: where it logs, saves and gets requests, and what it may take
     of the GPU.
+
+    recorder: of the machine; None on ranks that log nothing.
     """
 
     folder: RunFolder
@@ -69,6 +72,7 @@ class LoopContext:
     timer: StepTimer
     request: StopRequest
     cap: MemoryCap | None = None
+    recorder: RunRecorder | None = None
 
 
 class Loop:
@@ -102,7 +106,9 @@ class Loop:
         self._oom_recovery = OomRecovery(context.event_log, oom_options, step, ranks, check_split)
         self._reporter: MetricsLog | SilentMetricsLog = SilentMetricsLog()
         if ranks.is_first:
-            self._reporter = MetricsLog(session, context.event_log, context.timer, context.cap)
+            self._reporter = MetricsLog(
+                session, context.event_log, context.timer, context.cap, context.recorder
+            )
         requests = functools.partial(_requests, context, self._reporter)
         self._runner = StepRunner(session, context.timer, self._oom_recovery, requests)
         self._flop_count = self._runner.flop_count

@@ -17,6 +17,7 @@ from flatout.errors import RunFailed
 from flatout.schema.run_lines import EpochEnded, Progress
 from flatout.schema.units import bytes_text
 from flatout.system.clock import elapsed_s, now_s
+from flatout.system.run_recorder import RunRecorder
 
 # Until so many seconds after the start, a line every so many seconds.
 _PACE = ((60.0, 0.1), (3600.0, 1.0), (float("inf"), 10.0))
@@ -31,14 +32,21 @@ class MetricsLog:
         event_log: where it is logged.
         timer: knows where the time went.
         cap: what is left to other programs of the GPU, where it is capped.
+        recorder: of the machine, whose findings are logged.
 
     moved: memory that the driver has moved out of the GPU; the handler sets it to None.
     """
 
     def __init__(
-        self, session: Session, event_log: EventLog, timer: StepTimer, cap: MemoryCap | None = None
+        self,
+        session: Session,
+        event_log: EventLog,
+        timer: StepTimer,
+        cap: MemoryCap | None = None,
+        recorder: RunRecorder | None = None,
     ) -> None:
         self._cap = cap
+        self._recorder = recorder
         self._session = session
         self._event_log = event_log
         self._timer = timer
@@ -143,8 +151,9 @@ class MetricsLog:
                 "a third"
             )
             self.moved = OutOfMemory(part="pace", because=because)
-        finding = self._cap.check() if self._cap is not None else None
-        if finding is not None:
+        findings = self._recorder.findings() if self._recorder is not None else []
+        capped = self._cap.check() if self._cap is not None else None
+        for finding in [*findings, *([capped] if capped is not None else [])]:
             self._event_log.warn(session.position.step, finding)
 
     def _nonfinite(self, loss: float, num_later: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ from flatout.schema.run_lines import (
 from flatout.system import atomic_files
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.load import LoadWatch
+from flatout.system.run_recorder import RunRecorder
 from flatout.system.store.run_folder import RunFolder
 from flatout.tune.memory import ReservedMemory
 
@@ -133,6 +135,7 @@ class Trainer:
         self._session: Session | None = None
         self._room: ReservedMemory | None = None
         self._cap: MemoryCap | None = None
+        self._recorder = RunRecorder(task.folder.path) if task.ranks.is_first else None
         # What has taken the GPU from this process while it searched.
         self._lost: list[FlatoutError] = []
         # The next segment begins at a checkpoint, and what was logged since is logged again.
@@ -175,24 +178,25 @@ class Trainer:
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
             timer = StepTimer(built.device, self._state["split_s"] if self._state else None)
-            while True:
-                # What a single rank has decided may be more than several can do.
-                check_ranks(ranks, recipe, built)
-                check_repeatable(recipe, built.device)
-                with process_settings(recipe):
-                    ending = self._segment(Session(built, recipe, ranks), limits, timer)
-                assert self._session is not None
-                if ending not in ("recipe", "back"):
-                    self._log_end(ending, timer)
-                    return self._session.model
-                # Two of them may not fit into the memory.
-                del built
-                recipe = self._turn(ending)
-                device_name = ranks.device_name(recipe.device.value)
-                layout = replace(
-                    layout, requested=recipe.sharding.value, exchange=recipe.exchange.value
-                )
-                built = self._build(device_name, layout)
+            with self._recorder or contextlib.nullcontext():
+                while True:
+                    # What a single rank has decided may be more than several can do.
+                    check_ranks(ranks, recipe, built)
+                    check_repeatable(recipe, built.device)
+                    with process_settings(recipe):
+                        ending = self._segment(Session(built, recipe, ranks), limits, timer)
+                    assert self._session is not None
+                    if ending not in ("recipe", "back"):
+                        self._log_end(ending, timer)
+                        return self._session.model
+                    # Two of them may not fit into the memory.
+                    del built
+                    recipe = self._turn(ending)
+                    device_name = ranks.device_name(recipe.device.value)
+                    layout = replace(
+                        layout, requested=recipe.sharding.value, exchange=recipe.exchange.value
+                    )
+                    built = self._build(device_name, layout)
 
     def _turn(self, ending: Ending) -> Recipe:
         """The end of one segment and the beginning of the next: its state, and its recipe."""
@@ -299,6 +303,7 @@ class Trainer:
             timer=timer,
             request=self._task.request,
             cap=self._cap,
+            recorder=self._recorder,
         )
         change_at = self._history.next_change(session.position.step)
         segment = LoopLimits(epochs=limits.epochs, steps=limits.steps, recipe_changes_at=change_at)

@@ -3,6 +3,7 @@
 run.json            what is fixed: id, experiment, machine (RunHeader)
 events.jsonl        history: started, recipe, checkpoint, stopped ... (schema/run_lines.py)
 metrics.jsonl       loss, rates and validations by step
+samples.jsonl       what the machine did meanwhile (schema/machine_sample.py)
 checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: then it counts
 recipe.json         what `flatout tune` has found
 experiment.py       the experiment's text; experiment-SHA256.py: one that it was started with
@@ -65,6 +66,7 @@ class RunFolder:
         self.header = path / "run.json"
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights.safetensors"
         self.experiment = path / "experiment.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,15 +37,40 @@ def read_samples(path: Path) -> Iterator[MachineSample]:
 
     A line that is torn or damaged is left out: its neighbours say nearly the same.
     """
-    decoder = msgspec.json.Decoder(MachineSample)
     with mapped_os_errors(path):
         try:
             file = open_file(path)
         except FileNotFoundError:
             return
         with file:
-            for line in file:
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue
+            yield from _decoded(file)
+
+
+class SampleTail:
+    """The new samples of a file at each call, while another process writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_samples(self) -> list[MachineSample]:
+        """Whole lines that were written since the last call."""
+        with mapped_os_errors(self._path):
+            try:
+                with open_file(self._path) as file:
+                    file.seek(self._offset)
+                    content = file.read()
+            except FileNotFoundError:
+                return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return list(_decoded(whole.splitlines()))
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[MachineSample]:
+    decoder = msgspec.json.Decoder(MachineSample)
+    for line in lines:
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
