@@ -67,8 +67,18 @@ def _of_probes(report: StepProfile) -> Iterator[Advice]:
         words = WORDS.get(probe.advice)
         if words is None or probe.ratio is None or probe.affected_s <= 0:
             continue
+        if probe.advice == "too-many-threads" and _is_crowded(report):
+            continue
         saved = _saved(probe)
         yield _advice(report, probe, words, faster(report.mean_step_s, saved))
+
+
+def _is_crowded(report: StepProfile) -> bool:
+    """Whether fewer threads are faster only because other programs have some of the cores now."""
+    num_cores = report.traits.num_cores
+    count = report.recipe.get("num_threads")
+    is_busy = report.load is not None and report.load.is_busy
+    return is_busy and (num_cores is None or count is None or count <= num_cores)
 
 
 def _saved(probe: OperatorProbe) -> Interval:

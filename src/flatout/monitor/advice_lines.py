@@ -15,8 +15,11 @@ _SYNCS = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\.numpy\(|synchronize\(|
 _COPIES = re.compile(
     r"\.clone\(|\.contiguous\(|deepcopy\(|\.to\(torch\.|\.(double|float|half|bfloat16)\(\)"
 )
+_LAYERS = "torch/nn/modules/"
 _LEAST_SHARE = 0.04
 _MOST_LINES = 3
+# Of a loop, for which values are read in it, so that it cannot become one operator before.
+_READING_SHARE = 0.05
 # Of the time of a loop over samples, what the same work takes at once; a guess with much doubt.
 _LEFT_OF_LOOP, _DOUBT_OF_LOOP = 0.15, 0.25
 
@@ -47,7 +50,7 @@ def _without(lines: Sequence[LineTime], others: Sequence[LineTime]) -> list[Line
 
 
 def _with_their_loops(lines: Sequence[LineTime], found: Sequence[LineTime]) -> list[LineTime]:
-    """With the other lines of loops in which these take half of the time."""
+    """With the other lines of loops that cannot be left while values are read in them."""
     own: dict[tuple[str, int], float] = defaultdict(float)
     for line in found:
         if line.loop is not None:
@@ -56,7 +59,7 @@ def _with_their_loops(lines: Sequence[LineTime], found: Sequence[LineTime]) -> l
     for line in lines:
         if line.loop is not None:
             together[line.file, line.loop] += line.seconds
-    whole = {key for key, seconds in own.items() if seconds >= 0.5 * together[key]}
+    whole = {key for key, seconds in own.items() if seconds >= _READING_SHARE * together[key]}
     others = [line for line in lines if line.loop is not None and (line.file, line.loop) in whole]
     return [*found, *_without(others, found)]
 
@@ -89,7 +92,7 @@ def _printing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice
             id="printing",
             problem="Every step prints or logs.",
             because=_because(report, _seconds(lines)),
-            fix="print every hundredth step, and without reading a loss that is not there yet",
+            fix="print every hundredth step only",
             speedup=speedup_of(report.mean_step_s, seconds, doubt=0.15),
             basis="if these lines took no time",
             lines=tuple(lines[:_MOST_LINES]),
@@ -98,7 +101,9 @@ def _printing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice
 
 def _synchronizing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     if _is_worth(report, lines):
-        seconds = _capped(report, _seconds(lines))
+        reading = _matching(lines, _SYNCS)
+        others_s = _with_backward(report, _seconds(_without(lines, reading)))
+        seconds = _capped(report, _seconds(reading) + others_s)
         count = report.traits.num_syncs
         times = f"; values are read {counted_text(round(count), 'time')} a step" if count else ""
         yield Advice(
@@ -140,12 +145,12 @@ def _with_backward(report: StepProfile, seconds: float) -> float:
 def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     loops: dict[tuple[str, int], list[LineTime]] = defaultdict(list)
     for line in lines:
-        if line.loop is not None:
+        # A loop over layers calls each of them once: it is not slow for being a loop.
+        if line.loop is not None and not line.through.startswith(_LAYERS):
             loops[line.file, line.loop].append(line)
     if not loops:
         return
     worst = max(loops.values(), key=_seconds)
-    # A loop over layers is a loop, too: only one whose operators are small is slow for being one.
     if not _is_worth(report, worst) or not _has_small_operators(report):
         return
     seconds = _capped(report, _with_backward(report, _seconds(worst)))

@@ -31,7 +31,8 @@ class _ProfileTarget(ExperimentCommand):
             if context.params["device"] != "auto":
                 given.append("--device")
             if given:
-                raise click.UsageError(f"{given[0]} cannot be combined with a program after --")
+                message = f"{given[0]} cannot be combined with a program after --"
+                raise click.UsageError(message, context)
         return rest
 
     def collect_usage_pieces(self, context: click.Context) -> list[str]:
@@ -76,9 +77,7 @@ class _ProfileTarget(ExperimentCommand):
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
 @json_document
-def command(
-    is_json: bool, html: str | None, trace: str | None, by: Any, sort: Any, top: int, **options: Any
-) -> int:
+def command(is_json: bool, html: str | None, trace: str | None, **options: Any) -> int:
     """Show where the time of a training step goes, and what to change.
 
     NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
@@ -87,14 +86,12 @@ def command(
     PROGRAM is any program that trains with PyTorch: it runs unchanged to its end, and its first
     steps are profiled. Its exit code is passed through; what it prints, too.
     """
-    program = options.pop(PROGRAM)
+    shown = {name: options.pop(name) for name in ("by", "sort", "top")}
+    program, num_steps = options.pop(PROGRAM), options.pop("num_steps")
     if program is not None:
         from flatout.cli.flows import profile_script
 
-        view = {"by": by, "sort": sort, "top": top}
-        return profile_script.run(
-            program, view, num_steps=options["num_steps"], trace=trace, is_json=is_json
-        )
+        return profile_script.run(program, shown, num_steps=num_steps, trace=trace, is_json=is_json)
     from pathlib import Path
 
     from flatout.bench.report import check_writable
@@ -109,7 +106,7 @@ def command(
     page = Path(html).expanduser() if html is not None else None
     if page is not None:
         check_writable(page)
-    num_steps, is_proved = options.pop("num_steps"), options.pop("is_proved")
+    is_proved = options.pop("is_proved")
     profile_command = runs_profile.ProfileCommand(
         request=TrainRequest(**options), num_steps=num_steps, trace=trace, is_proved=is_proved
     )
@@ -130,5 +127,5 @@ def command(
     if is_json:
         show.print_json(report)
     else:
-        print_profile(report, View(by=by, sort=sort, top=top), files)
+        print_profile(report, View(**shown), files)
     return 0

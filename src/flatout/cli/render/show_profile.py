@@ -239,6 +239,8 @@ def _print_advice(report: StepProfile, console: Console) -> None:
         return
     for number, advice in enumerate(report.advice, 1):
         show.print_lines(console, list(advice_lines(number, advice)))
+    if any(one.changes and one.measured is None for one in report.advice):
+        show.print_lines(console, [("next", "measure what this brings: add --prove")])
 
 
 def advice_lines(number: int, advice: Advice) -> Iterator[tuple[str, str]]:
@@ -255,7 +257,6 @@ def advice_lines(number: int, advice: Advice) -> Iterator[tuple[str, str]]:
         yield "  not proved", advice.not_proved
     if advice.changes_result is not None:
         yield "  changes", advice.changes_result
-    yield "  see", f"flatout explain {advice.id}"
 
 
 def ratio_text(ratio: Interval) -> str:

@@ -15,7 +15,6 @@ import site
 import sys
 import sysconfig
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import Literal
 
 from flatout.schema.step_profile import LineTime
+from flatout.system.clock import elapsed_s, sleep_s
 
 _EVERY_S = 0.001
 # For how long another thread may hold the interpreter while a sample is due.
@@ -65,6 +65,7 @@ class LineSampler:
         self._counts: Counter[_Place] = Counter()
         self._through: dict[_Place, Counter[str]] = defaultdict(Counter)
         self._is_user: dict[str, bool] = {}
+        self._is_reader: dict[str, bool] = {}
         self._loops = _Loops()
         self._is_over = threading.Event()
 
@@ -83,7 +84,7 @@ class LineSampler:
             self._is_over.clear()
             sys.setswitchinterval(before)
 
-    def lines(self, num_steps: int) -> tuple[LineTime, ...]:
+    def lines(self, num_steps: float) -> tuple[LineTime, ...]:
         """The lines of the user's code, the most time first; of as many steps as were sampled."""
         found = [
             LineTime(
@@ -102,12 +103,12 @@ class LineSampler:
         return tuple(sorted(found, key=lambda line: line.seconds, reverse=True))
 
     def _sample(self) -> None:
-        last_s = time.perf_counter()
+        last_s = elapsed_s()
         while not self._is_over.is_set():
             # Not at a fixed rate: a loop of the same rate would be seen at one line only.
-            time.sleep(_EVERY_S * random.uniform(0.5, 1.5))
+            sleep_s(_EVERY_S * random.uniform(0.5, 1.5))
             frame = sys._current_frames().get(self._thread)
-            now_s = time.perf_counter()
+            now_s = elapsed_s()
             if frame is not None:
                 self._count(frame, now_s - last_s)
             last_s = now_s
@@ -123,11 +124,23 @@ class LineSampler:
             frame.f_code.co_filename,
             frame.f_lineno,
             frame.f_code.co_name,
-            self._part or _part_above(frame),
+            self._part or self._part_above(frame),
         )
         self._seconds[place] += seconds
         self._counts[place] += 1
         self._through[place][through if frame is not innermost else ""] += 1
+
+    def _part_above(self, frame: FrameType) -> Literal["data", "step"]:
+        above: FrameType | None = frame
+        while above is not None:
+            file = above.f_code.co_filename
+            is_reader = self._is_reader.get(file)
+            if is_reader is None:
+                is_reader = self._is_reader[file] = any(name in file for name in _READERS)
+            if is_reader:
+                return "data"
+            above = above.f_back
+        return "step"
 
     def _is_of_user(self, file: str) -> bool:
         known = self._is_user.get(file)
@@ -163,15 +176,6 @@ def _loop_lines(text: str) -> dict[int, int]:
             for line in range(first, last + 1):
                 found[line] = max(first, found.get(line, 0))
     return found
-
-
-def _part_above(frame: FrameType) -> Literal["data", "step"]:
-    above: FrameType | None = frame
-    while above is not None:
-        if any(name in above.f_code.co_filename for name in _READERS):
-            return "data"
-        above = above.f_back
-    return "step"
 
 
 def is_user_code(file: str) -> bool:

@@ -144,7 +144,7 @@ class _TreeReader:
             if name.startswith(MARK):
                 self.marks.append((event.start_time_ns / 1e9, name.removeprefix(MARK)))
             elif name.startswith(LAYER):
-                layer = name.removeprefix(LAYER)
+                layer = f"layer {name.removeprefix(LAYER)}"
             elif name.startswith("Optimizer."):
                 layer = "optimizer"
             elif kind == "TorchOp":

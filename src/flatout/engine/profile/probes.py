@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from flatout.engine.model import precision
+from flatout.engine.optim.fused_step import FusedStep
+from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.profile.data_probes import cut, repeated
 from flatout.engine.session.session import Session
 from flatout.engine.step.step import value_and_count
@@ -63,7 +65,8 @@ class Probes:
         self._recipe = session.recipe
         self._batch, self._size = batch
         self._times = times
-        self._place = placer(session.device, False)
+        is_channels_last = session.recipe.memory_format.value == "channels_last"
+        self._place = placer(session.device, is_channels_last)
 
     def all(self, padding: float | None) -> Iterator[OperatorProbe]:
         """Each probe that makes sense here; one that fails has the reason.
@@ -246,25 +249,21 @@ class Probes:
             if weight.requires_grad:
                 weight.grad = torch.zeros_like(weight)
 
-        def step(implementation: Any) -> Callable[[], None]:
-            def run() -> None:
-                for optimizer in optimizers:
-                    optimizer.step()
+        @contextlib.contextmanager
+        def fused() -> Iterator[None]:
+            optimizers.set_implementation("fused")
+            try:
+                yield
+            finally:
+                optimizers.set_implementation(own)
 
-            def prepared() -> None:
-                optimizers.set_implementation(implementation)
-                run()
-
-            return prepared
-
-        # Switching takes time itself: both sides do it.
         ratio, problem = None, None
         try:
-            ratio = _ratio(step(own), step("fused"), self._session.device)
+            before, after = _steps_of(optimizers), _steps_of(optimizers)
+            ratio = _ratio(before, after, self._session.device, fused)
         except Exception as error:  # noqa: BLE001 - a probe must not end a profile
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         finally:
-            optimizers.set_implementation(own)
             for weight in self._session.model.parameters():
                 weight.grad = None
         return OperatorProbe(
@@ -275,6 +274,17 @@ class Probes:
             note="the optimizer's step, fused",
             problem=problem,
         )
+
+
+def _steps_of(optimizers: Optimizers) -> Callable[[], None]:
+    """The steps of all optimizers, as updates make them."""
+    steps = [FusedStep(optimizer) for optimizer in optimizers]
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
 
 
 def _has_bf16(device: torch.device) -> bool:

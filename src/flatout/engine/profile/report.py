@@ -27,9 +27,10 @@ from flatout.engine.session.session import Session
 from flatout.engine.step.compiled_loss import why_not_compiled
 from flatout.engine.tensors.nested import tensors_in
 from flatout.engine.training.flop_count import FlopCount
+from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.profile_protocol import ProfileRequest, Profiling
-from flatout.schema.recipe import recipe_fields
+from flatout.schema.recipe import Recipe, recipe_fields
 from flatout.schema.step_profile import (
     LineTime,
     MemoryUse,
@@ -142,8 +143,8 @@ class Profiler:
             roofs=self._roofs(found, made.samples_per_step),
             traits=self._traits(found, made.compiled, probed),
             probes=probed.probes,
-            recipe=self._recipe(),
-            settings=self._settings(),
+            recipe=_values(self._session.recipe),
+            settings=_settings(self._request.spec),
             unread=self._unread,
             load=made.load,
             warnings=self._warnings,
@@ -164,7 +165,7 @@ class Profiler:
         phases_s = _per_step(self._timer.split_s(), before, count)
         compiled = compiles.per_step(count)
         self._say("sampling lines of Python", 0.35)
-        lines, sampled_s = self._sampled(step_s)
+        sampler, num_sampled, sampled_s = self._sampled(step_s)
         self._say("profiling", 0.5)
         profiler, num_profiled, profiled_s = self._profiled(step_s)
         plain += loop.timed(count)
@@ -177,7 +178,8 @@ class Profiler:
         return _Made(
             steps=steps,
             profiler=profiler,
-            lines=lines,
+            # Sampling makes steps slower: their lines are as long as in the others.
+            lines=sampler.lines(num_sampled * max(1.0, sampled_s / steps.mean_s)),
             sampled_s=sampled_s,
             samples_per_step=num_samples / count,
             compiled=compiled,
@@ -187,11 +189,12 @@ class Profiler:
     def _say(self, what: str, share: float) -> None:
         self._write(Profiling(what=what, share=share))
 
-    def _sampled(self, step_s: float) -> tuple[tuple[LineTime, ...], float]:
+    def _sampled(self, step_s: float) -> tuple[LineSampler, int, float]:
+        """The sampler, its steps, and their mean time."""
         sampler, count = LineSampler(), _count(step_s, _SAMPLED_S)
         with sampler.running():
             took_s = sum(self._loop.timed(count))
-        return sampler.lines(count), took_s / count
+        return sampler, count, took_s / count
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
@@ -317,14 +320,14 @@ class Profiler:
             num_syncs=found.num_syncs,
         )
 
-    def _settings(self) -> dict[str, str]:
-        spec = self._request.spec
-        return {name: str(value) for name, value in spec.parameters.items()} | {
-            "seed": str(spec.seed)
-        }
 
-    def _recipe(self) -> dict[str, Any]:
-        return {name: getattr(self._session.recipe, name).value for name in recipe_fields()}
+def _settings(spec: ExperimentSpec) -> dict[str, str]:
+    own = {name: str(value) for name, value in spec.parameters.items()}
+    return own | {"seed": str(spec.seed)}
+
+
+def _values(recipe: Recipe) -> dict[str, Any]:
+    return {name: getattr(recipe, name).value for name in recipe_fields()}
 
 
 def _count(step_s: float, seconds: float) -> int:

@@ -16,6 +16,11 @@ from flatout.engine.profile.trace_event import LAYER, MARK, TraceEvent
 def trace_events(profiler: torch.profiler.profile) -> list[TraceEvent]:
     """What a finished profiler has recorded, in the order of their begin."""
     recorded = [event for event in profiler.events() or [] if event.name != "[memory]"]
+    # A GPU has a copy of each annotation, which is no kernel.
+    annotations = {event.name for event in recorded if event.is_user_annotation}
+    recorded = [
+        event for event in recorded if not (_is_on_device(event) and event.name in annotations)
+    ]
     index = {id(event): number for number, event in enumerate(recorded)}
     by_correlation = {
         event.id: number for number, event in enumerate(recorded) if not _is_on_device(event)

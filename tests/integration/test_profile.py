@@ -1,0 +1,231 @@
+"""`flatout profile` with torch: real steps, real events, real lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from flatout.engine.profile.data_probes import cut, padding_of, repeated
+from flatout.engine.profile.events import profile_report
+from flatout.engine.profile.memory import memory_use
+from flatout.engine.profile.report import Profiler
+from flatout.engine.profile.split import MeasuredSteps
+from flatout.engine.profile.steps import built_for, session_of
+from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import process_settings
+from flatout.errors import RunFailed, UsageError
+from flatout.monitor.advice import advice_for
+from flatout.runs.profile import ProfileCommand, profile
+from flatout.runs.start import specify
+from flatout.schema.profile_protocol import ProfileRequest
+from flatout.schema.step_profile import StepProfile
+from flatout.schema.train_request import TrainRequest
+
+EXPERIMENT = """
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+import flatout
+
+class Rows(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for number in range(64):
+            yield torch.full((8,), float(number)), torch.ones(1)
+
+def loss(model, batch):
+    inputs, targets = batch
+    {body}
+    return mse_loss(model(inputs), targets)
+
+def step(updates, model, batch):
+    return updates["optimizer"](loss(model, batch))
+
+def experiment(batch_size: int = 16):
+    return flatout.Experiment(
+        model=lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        {step}, train_data={data}, batch_size=batch_size, epochs=1,
+    )
+"""
+TENSORS = "lambda: (torch.randn(256, 8), torch.ones(256, 1))"
+
+
+def written(folder: Path, body: str = "pass", step: str = "loss=loss", data: str = TENSORS) -> str:
+    # A name of its own: files are imported by their names.
+    path = folder / f"made_{folder.name}.py"
+    path.write_text(EXPERIMENT.format(body=body, step=step, data=data))
+    return str(path)
+
+
+def report_of(experiment: str, **options: Any) -> StepProfile:
+    """The report and its advice, made in this process."""
+    trace = options.pop("trace", None)
+    request = TrainRequest(experiment=experiment, device="cpu", **options)
+    spec = specify(request)
+    loaded = load_experiment(spec)
+    built, recipe, warnings = built_for(loaded, spec)
+    wanted = ProfileRequest(spec=spec, num_steps=3, trace=trace)
+    with process_settings(recipe):
+        session = session_of(built, recipe)
+        try:
+            report = Profiler(session, wanted, lambda line: None, warnings).report()
+        finally:
+            session.close()
+    return msgspec.structs.replace(report, advice=advice_for(report))
+
+
+def command_of(experiment: str, *, is_proved: bool = False, **options: Any) -> StepProfile:
+    """The same as the command does it."""
+    request = TrainRequest(experiment=experiment, device="cpu", python=sys.executable, **options)
+    command = ProfileCommand(request=request, num_steps=3, is_proved=is_proved)
+    found = list(profile(command))[-1]
+    assert isinstance(found, StepProfile)
+    return found
+
+
+def check(report: StepProfile) -> None:
+    """What every report promises."""
+    whole = sum(one.seconds or 0.0 for one in report.split)
+    assert whole == pytest.approx(report.mean_step_s, rel=1e-3)
+    assert all(one.seconds is not None or one.reason for one in report.split)
+    assert report.num_profiled == 3
+    assert report.overhead > 0
+    assert report.operators
+    assert len(report.advice) <= 3
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepProfile, Path]:
+    trace = tmp_path_factory.mktemp("trace") / "trace.json"
+    return report_of("digits", trace=str(trace)), trace
+
+
+def test_profile_of_a_built_in_is_whole(digits: tuple[StepProfile, Path]) -> None:
+    report, _ = digits
+    check(report)
+    assert report.seconds("matrix") + report.seconds("convolution") > 0
+    assert report.roofs.flops
+    assert any(row.part in ("matrix", "convolution") for row in report.operators)
+    assert len(report.layers) > 2
+    assert report.samples_per_s == pytest.approx(
+        (report.samples_per_step or 0) / report.mean_step_s
+    )
+
+
+def test_memory_at_the_peak_has_weights_and_layers(digits: tuple[StepProfile, Path]) -> None:
+    use = digits[0].memory
+    assert use.peak_bytes is not None and use.reason is None
+    names = [one.name for one in use.at_peak]
+    assert "weights and buffers" in names
+    assert sum(one.num_bytes for one in use.at_peak) == use.peak_bytes
+    assert len(use.timeline) > 5
+
+
+def test_trace_opens_as_chrome_traces_do(digits: tuple[StepProfile, Path]) -> None:
+    loaded = json.loads(digits[1].read_text())
+    events = loaded["traceEvents"]
+    assert any(one.get("name") == "aten::mm" or "conv" in one.get("name", "") for one in events)
+    assert all({"ph", "ts"} <= set(one) or one.get("ph") == "M" for one in events)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("mlp", ()), ("resnet50", ("size=tiny", "batch_size=8", "samples=64"))]
+)
+def test_profile_of_built_ins(name: str, settings: tuple[str, ...]) -> None:
+    check(report_of(name, settings=settings))
+
+
+def test_iterable_data_can_be_profiled(tmp_path: Path) -> None:
+    report = report_of(written(tmp_path, data="Rows"))
+    check(report)
+    assert report.traits.data_kind == "iterable"
+
+
+def test_own_step_can_be_profiled_without_probes_of_its_loss(tmp_path: Path) -> None:
+    report = report_of(written(tmp_path, step="step=step"))
+    check(report)
+    assert report.traits.has_own_step
+    assert "flops" in report.roofs.reasons
+    assert not any(probe.advice == "small-batch" for probe in report.probes)
+
+
+def test_values_that_are_read_are_the_first_advice(tmp_path: Path) -> None:
+    body = "for row in inputs.repeat(8, 1):\n        row[0].item()"
+    report = report_of(written(tmp_path, body=body))
+    assert report.advice[0].id == "synchronization"
+    assert any(".item()" in line.text for line in report.advice[0].lines)
+    assert (report.traits.num_syncs or 0) >= 128
+
+
+def test_failing_experiment_is_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed) as raised:
+        command_of(written(tmp_path, body="raise ValueError('no such row')"))
+    assert raised.value.rule == "experiment-raised"
+
+
+def test_recipe_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        command_of(written(tmp_path), uses=("precision=float8",))
+
+
+def test_proof_measures_a_recipe_field() -> None:
+    report = command_of("mlp", is_proved=True, uses=("micro_batch_size=2",))
+    found = next(one for one in report.advice if one.id == "small-micro-batch")
+    assert found.measured is not None
+    assert found.measured.middle > 1.5
+
+
+def test_layers_have_their_names_and_the_backward_pass() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.ReLU(), nn.Linear(64, 8)))
+    inputs = torch.randn(32, 64)
+    with (
+        torch.profiler.profile(record_shapes=True, profile_memory=True) as profiler,
+        recorded_layers(model),
+    ):
+        mark(BEGIN)
+        for _ in range(2):
+            model(inputs).square().mean().backward()
+            mark("step")
+    steps = MeasuredSteps(step_s=(1e-3,), profiled_s=1.2e-3, num_profiled=2)
+    report = profile_report(trace_events(profiler), steps)
+    layers = {row.name: row for row in report.layers}
+    assert {"0", "1.0", "1.1"} <= set(layers)
+    assert layers["0"].calls == 1
+    products = [row for row in report.operators if row.name == "aten::mm"]
+    assert products and products[0].dtype == "float"
+    use = memory_use(profiler, {"weights": 100})
+    assert use.peak_bytes is not None and use.peak_bytes > 100
+    assert any("(backward)" in one.name or one.name in layers for one in use.at_peak)
+
+
+def test_layers_of_any_model_are_named_by_its_class() -> None:
+    with torch.profiler.profile() as profiler, recorded_layers():
+        mark(BEGIN)
+        nn.Sequential(nn.Linear(4, 4))(torch.randn(2, 4))
+        mark("step")
+    steps = MeasuredSteps(step_s=(1e-3,), profiled_s=1e-3, num_profiled=1)
+    names = {row.name for row in profile_report(trace_events(profiler), steps).layers}
+    assert "Sequential.0" in names
+
+
+def test_padding_is_what_rows_are_filled_up_with() -> None:
+    rows = torch.tensor([[5, 6, 7, 0, 0, 0, 0, 0], [5, 6, 7, 8, 9, 1, 0, 0]])
+    # One at the end of each may be the end of a text.
+    assert padding_of(rows) == pytest.approx((4 + 1) / 2 / 8)
+    assert padding_of(torch.arange(32).reshape(2, 16)) == 0.0
+    assert padding_of(torch.randn(4, 16)) is None
+    assert cut({"rows": rows, "label": torch.ones(2)}, 0.5)["rows"].shape == (2, 4)
+
+
+def test_batch_is_repeated_only_when_each_tensor_has_a_row_for_each_sample() -> None:
+    assert repeated((torch.ones(4, 2), torch.ones(4)), 4, 3)[0].shape == (12, 2)
+    with pytest.raises(ValueError, match="row for each sample"):
+        repeated((torch.ones(4, 2), torch.ones(3)), 4, 3)

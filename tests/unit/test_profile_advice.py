@@ -1,0 +1,201 @@
+"""Advice from reports made by hand: what is said, how much it brings, what comes first."""
+
+from __future__ import annotations
+
+import pytest
+from support.step_profiles import MS, line, probe, report
+
+from flatout.monitor.advice import MOST_ADVICE, advice_for
+from flatout.schema.step_profile import OperatorProbe, Part, StepProfile, StepTraits
+
+
+def ids(made: StepProfile) -> list[str]:
+    return [one.id for one in advice_for(made)]
+
+
+def test_advice_is_silent_when_nothing_is_slow() -> None:
+    assert advice_for(report()) == ()
+
+
+@pytest.mark.parametrize(
+    "advice",
+    ["fp32-without-need", "float64", "slow-layout", "unfused-optimizer", "too-many-threads",
+     "padding-waste", "needless-checkpointing", "slow-attention"],
+)  # fmt: skip
+def test_advice_has_the_gain_of_the_whole_step_when_a_probe_was_faster(advice: str) -> None:
+    [found] = advice_for(report(probes=(probe(advice, 0.5, affected_ms=6),)))
+    assert found.id == advice
+    # 10 ms become 7.
+    assert found.speedup.middle == pytest.approx(10 / 7)
+    assert found.speedup.low < found.speedup.middle < found.speedup.high
+
+
+def test_advice_names_the_recipe_field_that_does_it() -> None:
+    changes = {"memory_format": "channels_last"}
+    [found] = advice_for(report(probes=(probe("slow-layout", 0.7, changes=changes),)))
+    assert found.fix == "--use memory_format=channels_last"
+    assert found.changes == changes
+    assert found.changes_result is None
+
+
+def test_advice_is_silent_when_a_probe_was_no_faster_or_failed() -> None:
+    failed = OperatorProbe(advice="slow-layout", affected_s=9 * MS, problem="no kernel")
+    assert advice_for(report(probes=(probe("fp32-without-need", 1.1), failed))) == ()
+
+
+def test_exact_change_comes_before_one_that_rounds_when_both_gain_alike() -> None:
+    probes = (probe("fp32-without-need", 0.6), probe("slow-layout", 0.65))
+    assert ids(report(probes=probes)) == ["slow-layout", "fp32-without-need"]
+
+
+def test_much_larger_gain_comes_first_although_it_rounds() -> None:
+    probes = (probe("fp32-without-need", 0.3), probe("slow-layout", 0.9))
+    assert ids(report(probes=probes)) == ["fp32-without-need", "slow-layout"]
+
+
+def test_advice_is_at_most_three_changes() -> None:
+    names = ("slow-layout", "float64", "unfused-optimizer", "padding-waste", "slow-attention")
+    assert len(advice_for(report(probes=tuple(probe(name, 0.5) for name in names)))) == MOST_ADVICE
+
+
+def test_small_batch_is_named_with_the_parameter_that_sets_it() -> None:
+    traits = StepTraits(batch_size=2, batch_parameter="batch_size", num_cores=2)
+    made = report(
+        traits=traits, recipe={"micro_batch_size": 2},
+        probes=(probe("small-batch", 0.3, batch_size=8),),
+    )  # fmt: skip
+    [found] = advice_for(made)
+    assert found.fix == "-s batch_size=8"
+    assert found.changes == {}
+    assert found.changes_result is not None
+    # 9 ms at 0.3, and a quarter of the optimizer.
+    assert found.speedup.middle == pytest.approx(10 / (2.7 + 0.25))
+
+
+def test_small_micro_batch_is_a_recipe_field() -> None:
+    made = report(
+        recipe={"micro_batch_size": 4}, probes=(probe("small-batch", 0.3, batch_size=16),)
+    )
+    [found] = advice_for(made)
+    assert (found.id, found.changes) == ("small-micro-batch", {"micro_batch_size": 16})
+
+
+def test_larger_batch_is_not_advised_when_it_gains_little() -> None:
+    made = report(probes=(probe("small-batch", 0.95, batch_size=256),))
+    assert advice_for(made) == ()
+
+
+DATA: dict[Part, float] = {"data": 6 * MS, "matrix": 4 * MS}
+
+
+def test_starved_loader_keeps_samples_when_that_saves_most() -> None:
+    probes = (
+        probe("loader-starved", 0.1, 6, changes={"data_path": "cached"}),
+        probe("loader-starved", 0.5, 6, changes={"loader_workers": 2}),
+    )
+    [found] = advice_for(report(DATA, probes=probes))
+    assert found.changes == {"data_path": "cached"}
+    assert found.speedup.middle == pytest.approx(10 / 4.6)
+
+
+def test_starved_loader_gets_workers_when_samples_cannot_be_kept() -> None:
+    probes = (
+        probe("loader-starved", 0.1, 6, changes={"data_path": "cached"}),
+        probe("loader-starved", 0.5, 6, changes={"loader_workers": 2}),
+    )
+    traits = StepTraits(data_kind="map-style", not_cached="samples are random")
+    [found] = advice_for(report(DATA, probes=probes, traits=traits))
+    assert found.changes == {"loader_workers": 2}
+
+
+def test_starved_loader_names_lines_when_no_field_helps() -> None:
+    slow = line("return decoded(path)", 5, part="data")
+    [found] = advice_for(report(DATA, lines=(slow,)))
+    assert found.id == "loader-starved"
+    assert found.lines == (slow,)
+    assert found.changes == {}
+
+
+def test_values_that_are_read_are_lines_to_change() -> None:
+    [found] = advice_for(report(lines=(line("if one.item() < 10:", 4, loop=1),)))
+    assert found.id == "synchronization"
+    assert found.speedup.middle == pytest.approx(10 / 6)
+
+
+def test_loop_in_which_values_are_read_is_one_advice() -> None:
+    lines = (line("total = total + one", 3, 3, loop=1), line("if one.item() < 10:", 1, 2, loop=1))
+    assert ids(report(lines=lines, traits=StepTraits(num_operators=500)))[:1] == ["synchronization"]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ('print("losses", losses)', "printing"), ("logger.info(loss)", "printing"),
+        ("values = losses.tolist()", "synchronization"), ("x = inputs.clone()", "needless-copies"),
+        ("x = inputs.to(torch.float64)", "needless-copies"),
+    ],
+)  # fmt: skip
+def test_lines_are_judged_by_their_text(text: str, advice: str) -> None:
+    assert ids(report(lines=(line(text, 2),))) == [advice]
+
+
+def test_loop_of_small_operators_is_named_with_its_part_of_the_backward_pass() -> None:
+    lines = (line("losses.append(cross_entropy(row, label))", 2, loop=1),)
+    made = report(lines=lines, traits=StepTraits(num_operators=1000, num_cores=2, not_compiled="-"))
+    found = next(one for one in advice_for(made) if one.id == "python-loop")
+    # Half of the forward pass, so half of the backward pass as well; a seventh of it stays.
+    assert found.speedup.middle == pytest.approx(10 / (10 - 0.85 * 4.5))
+
+
+def test_loop_over_layers_is_no_loop_to_remove() -> None:
+    through = "torch/nn/modules/linear.py: forward"
+    lines = (line("hidden = layer(hidden)", 4, loop=1, through=through),)
+    assert advice_for(report(lines=lines, traits=StepTraits(num_operators=1000))) == ()
+
+
+def test_call_of_the_model_is_no_slow_line() -> None:
+    lines = (line("logits = model(inputs)", 4, through="torch/nn/modules/linear.py: forward"),)
+    assert advice_for(report(lines=lines)) == ()
+
+
+def test_lines_on_a_gpu_bring_only_what_it_waits_for() -> None:
+    parts: dict[Part, float] = {"matrix": 9 * MS, "sync": 1 * MS}
+    made = report(parts, traits=StepTraits(device="cuda"), lines=(line("total += loss.item()", 8),))
+    [found] = advice_for(made)
+    assert found.speedup.middle == pytest.approx(10 / 9)
+
+
+def test_recompiling_is_named_with_its_time() -> None:
+    [found] = advice_for(report(traits=StepTraits(compile_s=5 * MS, num_recompiles=1.0)))
+    assert found.id == "recompiles"
+    assert found.speedup.middle == pytest.approx(2.0)
+    assert found.changes == {}
+
+
+def test_gpu_that_waits_for_launches_is_recorded() -> None:
+    parts: dict[Part, float] = {"matrix": 5 * MS, "launch": 4 * MS, "host": 1 * MS}
+    [found] = advice_for(report(parts, traits=StepTraits(device="cuda")))
+    assert (found.id, found.changes) == ("launch-bound", {"capture": "step"})
+
+
+def test_captured_gpu_that_still_waits_needs_a_larger_batch() -> None:
+    parts: dict[Part, float] = {"matrix": 5 * MS, "launch": 4 * MS, "host": 1 * MS}
+    made = report(parts, traits=StepTraits(device="cuda"), recipe={"capture": "step"})
+    [found] = advice_for(made)
+    assert found.id == "idle-device"
+    assert found.changes_result is not None
+
+
+def test_pageable_copies_are_pinned() -> None:
+    parts: dict[Part, float] = {"matrix": 7 * MS, "copy": 3 * MS}
+    traits = StepTraits(device="cuda", pageable_copy_s=3 * MS)
+    [found] = advice_for(report(parts, traits=traits, recipe={"data_path": "loader"}))
+    assert found.changes == {"loader_pin_memory": True}
+
+
+def test_small_operators_are_compiled_when_that_is_possible() -> None:
+    parts: dict[Part, float] = {"memory": 6 * MS, "host": 3 * MS, "matrix": 1 * MS}
+    [found] = advice_for(report(parts, traits=StepTraits(num_operators=900)))
+    assert (found.id, found.changes) == ("tiny-operators", {"compiled": "loss"})
+    made = report(parts, traits=StepTraits(num_operators=900, not_compiled="no compiler"))
+    assert advice_for(made)[0].changes == {}

@@ -1,0 +1,63 @@
+"""Samples of a thread's stack: which lines are the user's, and how long they take."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+import time
+from pathlib import Path
+
+from flatout.engine.profile.lines import LineSampler, is_user_code
+
+
+def spin(seconds: float) -> int:
+    until, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        count += 1
+    return count
+
+
+def test_sampler_finds_the_lines_in_which_the_time_goes() -> None:
+    sampler = LineSampler()
+    with sampler.running():
+        spin(0.15)
+    lines = sampler.lines(1)
+    own = sum(line.seconds for line in lines if line.function == "spin")
+    assert 0.1 < own < 0.25
+    assert {Path(line.file).name for line in lines} == {"test_profile_lines.py"}
+    # The loop, not its function.
+    assert lines[0].loop is not None
+    assert lines[0].text.startswith(("while", "count"))
+
+
+def test_sampler_gives_the_time_of_libraries_to_the_line_that_calls_them() -> None:
+    value = {str(number): [number] * 20 for number in range(20_000)}
+    sampler = LineSampler(part="data")
+    with sampler.running():
+        text = json.dumps(value, indent=1)
+    assert text
+    [line] = [one for one in sampler.lines(2) if "json.dumps" in one.text]
+    assert line.part == "data"
+    assert "json/" in line.through
+    assert line.seconds > 0.01
+
+
+def test_sampler_counts_nothing_when_it_does_not_run() -> None:
+    sampler = LineSampler()
+    with sampler.running():
+        pass
+    spin(0.05)
+    assert all(line.seconds < 0.03 for line in sampler.lines(1))
+
+
+def test_libraries_are_not_the_users_code() -> None:
+    import flatout
+
+    package = Path(flatout.__file__).parent
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    assert not is_user_code(str(stdlib / "json" / "encoder.py"))
+    assert not is_user_code(str(Path(sysconfig.get_paths()["purelib"]) / "torch" / "nn.py"))
+    assert not is_user_code(str(package / "engine" / "step" / "step.py"))
+    assert not is_user_code("<frozen importlib._bootstrap>")
+    assert is_user_code(str(package / "experiments" / "mlp.py"))
+    assert is_user_code(__file__)
