@@ -33,6 +33,8 @@ STARTED = {
     "with_trainer": b"'loss'", "with_keras": b"Epoch 1/",
 }  # fmt: skip
 LIMIT_S = 900.0
+# Of two threads that share a core with another program, one spins while it waits for the other.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Of the time of a script.
 MOST_COST = 0.01
 
@@ -68,7 +70,7 @@ def run(argv: Sequence[str]) -> Done:
     """Runs a program to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began_s = time.monotonic()
-        process = subprocess.Popen(argv, stdout=out, stderr=err)
+        process = subprocess.Popen(argv, stdout=out, stderr=err, env=ENVIRONMENT)
         _, status, used = os.wait4(process.pid, 0)
         took_s = time.monotonic() - began_s
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -156,7 +158,7 @@ class Attempt:
         for way, words in ways.items():
             # The state of watched programs is not the person's.
             with tempfile.TemporaryDirectory(prefix="flatout-watched-") as state:
-                environment = {**os.environ, "TERM": "xterm-256color", "FLATOUT_STATE": state}
+                environment = {**ENVIRONMENT, "TERM": "xterm-256color", "FLATOUT_STATE": state}
                 argv = [*words, *self._script, "1000"]
                 with ControllingTerminal(argv, environment) as terminal:
                     terminal.expect(STARTED[self.tried.script], LIMIT_S)
@@ -191,7 +193,7 @@ def main() -> int:
         attempt.profile()
         attempt.interrupt()
         all_tried.append(attempt.tried)
-        measured += report(attempt.tried, {"epochs": options.epochs})
+        measured += report(attempt.tried, {"epochs": options.epochs, "threads": 1})
     path = write_result(
         "watched-scripts", read_machine(), measured,
         {"scripts": [asdict(one) for one in all_tried], "python": version_of(options.python)},

@@ -23,10 +23,12 @@ class _ProfileTarget(ExperimentCommand):
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
         """Leaves the program aside, whose options are its own."""
-        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-        rest = super().parse_args(context, own)
-        context.params[PROGRAM] = tuple(arguments[len(own) + 1 :]) if "--" in arguments else None
-        if context.params[PROGRAM] is not None:
+        # What is parsed is taken out of the list.
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        program = tuple(arguments[end + 1 :]) if end < len(arguments) else None
+        rest = super().parse_args(context, arguments[:end])
+        context.params[PROGRAM] = program
+        if program is not None:
             given = [name for key, name in _FOR_EXPERIMENTS.items() if context.params.get(key)]
             if context.params["device"] != "auto":
                 given.append("--device")

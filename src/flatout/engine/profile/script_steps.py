@@ -425,7 +425,7 @@ class ObservedLoop:
         if self._has_steps:
             self._handle = register_optimizer_step_post_hook(stepped)
         self._before = before
-        _BaseDataLoaderIter.__next__ = timed_next  # type: ignore[method-assign]
+        setattr(_BaseDataLoaderIter, "__next__", timed_next)  # noqa: B010 - mypy compares types
         return self
 
     def __exit__(self, *exception: object) -> None:

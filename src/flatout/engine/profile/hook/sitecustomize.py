@@ -166,7 +166,7 @@ def _begin() -> None:
     try:
         request = json.loads(os.environ[_VARIABLE])
         hook = _Hook(request)
-        sys.meta_path.insert(0, hook)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, hook)
         atexit.register(hook.finish)
     except (KeyError, ValueError):
         pass  # The folder was put on the path without flatout.
