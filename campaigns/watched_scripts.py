@@ -185,6 +185,7 @@ def main() -> int:
         "--out", type=Path, default=RESULTS, help="output folder (default: results)"
     )
     options = parser.parse_args()
+    found = version_of(options.python)
     all_tried: list[Tried] = []
     measured: list[Measurement] = []
     for name in options.only or STARTED:
@@ -194,12 +195,10 @@ def main() -> int:
         attempt.interrupt()
         all_tried.append(attempt.tried)
         measured += report(attempt.tried, {"epochs": options.epochs, "threads": 1})
-    path = write_result(
-        "watched-scripts", read_machine(), measured,
-        {"scripts": [asdict(one) for one in all_tried], "python": version_of(options.python)},
-        options.out,
-    )  # fmt: skip
-    print(path)
+        # After each, so that little is lost if it is interrupted.
+        details = {"scripts": [asdict(one) for one in all_tried], "versions": found}
+        path = write_result("watched-scripts", read_machine(), measured, details, options.out)
+        print(path, flush=True)
     return int(any(one.faults for one in all_tried))
 
 

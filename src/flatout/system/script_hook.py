@@ -18,7 +18,8 @@ def hook_environment(request: HookRequest) -> dict[str, str]:
     listed = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, [str(_HOOK), listed]))
     content = msgspec.json.encode(request).decode()
-    return {**os.environ, "PYTHONPATH": path, HOOK_VARIABLE: content}
+    # Kineto would announce its beginning and its end among the program's lines.
+    return {"KINETO_LOG_LEVEL": "99", **os.environ, "PYTHONPATH": path, HOOK_VARIABLE: content}
 
 
 def own_packages() -> dict[str, str]:
