@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from flatout.engine.training.api import train
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "__version__", "load", "train"]
+__all__ = [
+    "Experiment", "LightningProfiler", "TransformersProfiler", "__version__", "load", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -26,7 +28,28 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module("flatout.engine"), name)
+    # Each is a subclass of a class of another package.
+    if name in ("LightningProfiler", "TransformersProfiler"):
+        import importlib
+
+        callbacks = importlib.import_module("flatout.engine.profile.callbacks")
+        made = callbacks.lightning_profiler if name[0] == "L" else callbacks.transformers_profiler
+        return made()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext flatout` in a notebook: gives it `%%flatout`."""
+    import importlib
+
+    importlib.import_module("flatout.engine.profile.notebook").register(shell)
+
+
+def print_profile(profile: Any) -> None:
+    """Prints the report of a notebook or a callback, as `flatout profile` does."""
+    import importlib
+
+    importlib.import_module("flatout.cli.flows.profile_script").show_report(profile)
 
 
 def __dir__() -> list[str]:

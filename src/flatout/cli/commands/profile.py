@@ -10,8 +10,39 @@ from flatout.cli import completion_words
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
+PROGRAM = "program"
+# A program is run as it is: nothing of its training can be chosen here.
+_FOR_EXPERIMENTS = {
+    "experiment": "an experiment", "settings": "-s", "uses": "--use", "recipe": "--recipe",
+    "is_proved": "--prove", "html": "--html", "python": "--python", "env": "--env",
+}  # fmt: skip
 
-@click.command("profile", cls=ExperimentCommand)
+
+class _ProfileTarget(ExperimentCommand):
+    """A command for an experiment, or for a program: all that follows `--`."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Leaves the program aside, whose options are its own."""
+        # What is parsed is taken out of the list.
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        program = tuple(arguments[end + 1 :]) if end < len(arguments) else None
+        rest = super().parse_args(context, arguments[:end])
+        context.params[PROGRAM] = program
+        if program is not None:
+            given = [name for key, name in _FOR_EXPERIMENTS.items() if context.params.get(key)]
+            if context.params["device"] != "auto":
+                given.append("--device")
+            if given:
+                message = f"{given[0]} cannot be combined with a program after --"
+                raise click.UsageError(message, context)
+        return rest
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        """With the other form."""
+        return [*super().collect_usage_pieces(context), "| [OPTIONS] -- PROGRAM..."]
+
+
+@click.command("profile", cls=_ProfileTarget)
 @click.argument(
     "experiment", required=False, metavar="NAME|FILE", shell_complete=completion_words.experiments
 )
@@ -48,12 +79,21 @@ from flatout.cli.options import json_document
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
 @json_document
-def command(is_json: bool, html: str | None, trace: str | None, **options: Any) -> None:
+def command(is_json: bool, html: str | None, trace: str | None, **options: Any) -> int:
     """Show where the time of a training step goes, and what to change.
 
     NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
     are also options: see `flatout profile NAME --help`. Nothing is trained that is kept.
+
+    PROGRAM is any program that trains with PyTorch: it runs unchanged to its end, and its first
+    steps are profiled. Its exit code is passed through; what it prints, too.
     """
+    shown = {name: options.pop(name) for name in ("by", "sort", "top")}
+    program, num_steps = options.pop(PROGRAM), options.pop("num_steps")
+    if program is not None:
+        from flatout.cli.flows import profile_script
+
+        return profile_script.run(program, shown, num_steps=num_steps, trace=trace, is_json=is_json)
     from pathlib import Path
 
     from flatout.bench.report import check_writable
@@ -68,8 +108,7 @@ def command(is_json: bool, html: str | None, trace: str | None, **options: Any) 
     page = Path(html).expanduser() if html is not None else None
     if page is not None:
         check_writable(page)
-    view = View(**{name: options.pop(name) for name in ("by", "sort", "top")})
-    num_steps, is_proved = options.pop("num_steps"), options.pop("is_proved")
+    is_proved = options.pop("is_proved")
     profile_command = runs_profile.ProfileCommand(
         request=TrainRequest(**options), num_steps=num_steps, trace=trace, is_proved=is_proved
     )
@@ -90,4 +129,5 @@ def command(is_json: bool, html: str | None, trace: str | None, **options: Any) 
     if is_json:
         show.print_json(report)
     else:
-        print_profile(report, view, files)
+        print_profile(report, View(**shown), files)
+    return 0

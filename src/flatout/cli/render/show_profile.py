@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.render import show, wording
@@ -51,9 +52,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 10
 
 
-def print_profile(report: StepProfile, view: View, files: Sequence[str] = ()) -> None:
-    """Everything about a step; files: that were written, in words."""
-    console = show.make_console()
+def print_profile(
+    report: StepProfile, view: View, files: Sequence[str] = (), *, is_error: bool = False
+) -> None:
+    """Everything about a step; files: that were written, in words. is_error: on stderr."""
+    console = show.make_console(is_error=is_error)
     width = max(_NARROWEST, min(console.width, _WIDEST))
     show.print_lines(console, list(_head(report)))
     sections: list[tuple[str, Sequence[Text | str]]] = [
@@ -71,7 +74,7 @@ def print_profile(report: StepProfile, view: View, files: Sequence[str] = ()) ->
                 console.print(line, soft_wrap=True)
     console.print()
     show.print_lines(console, list(_roofs(report.roofs, report)))
-    _print_advice(report)
+    _print_advice(report, console)
     show.print_lines(console, [("written", file) for file in files])
 
 
@@ -229,8 +232,7 @@ def _roofs(use: RoofUse, report: StepProfile) -> Iterator[tuple[str, str]]:
         yield "limits", "were measured while other programs ran: flatout bench limits --again"
 
 
-def _print_advice(report: StepProfile) -> None:
-    console = show.make_console()
+def _print_advice(report: StepProfile, console: Console) -> None:
     console.print()
     if not report.advice:
         show.print_lines(console, [("advice", "nothing stands out that a change would speed up")])

@@ -186,6 +186,9 @@ def is_user_code(file: str) -> bool:
     path = os.path.abspath(file)
     if path.startswith(_EXPERIMENTS):
         return True
+    # Of another environment, too, which a .pth file or PYTHONPATH has put there.
+    if {"site-packages", "dist-packages"} & set(Path(path).parts):
+        return False
     return not any(path.startswith(folder) for folder in _library_folders())
 
 

@@ -29,7 +29,9 @@ disk_use = disk_usage.disk_use
 installed = installation.find_installation
 
 # In this order; runs only on request.
-_DELETED = ("environments", "data", "searches", "recipes", "compiled", "caches", "samples")
+_DELETED = (
+    "environments", "data", "searches", "recipes", "compiled", "watched", "caches", "samples",
+)  # fmt: skip
 _KEEPABLE = ("edits", *_DELETED)
 
 

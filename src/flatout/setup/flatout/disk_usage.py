@@ -20,10 +20,17 @@ from flatout.setup.model.disk_use import FREEABLE, DiskUse, Kind
 from flatout.system import atomic_files, links
 from flatout.system import paths as folders
 from flatout.system.disk_size import size_of
-from flatout.system.store import daily_files, datasets, environment_folder, environments
+from flatout.system.store import (
+    daily_files,
+    datasets,
+    environment_folder,
+    environments,
+    watched_folder,
+)
 from flatout.system.store.recipe_cache import recipes_folder
 from flatout.system.store.run_folder import RunFolder, run_paths
 from flatout.system.store.run_reader import list_runs
+from flatout.system.store.watched_folder import WatchedFolder
 
 _UNFINISHED = "{} is not finished: it needs its checkpoints to resume"
 _TRAINED = "{} is being trained"
@@ -185,7 +192,7 @@ def _categories() -> Iterator[_DiskCategory]:
         cost="they are downloaded again when needed",
         in_use=dict.fromkeys(downloaded, f"{running[0]} may be reading it") if running else {},
     )
-    yield from (_environments(), _compiled(running), _caches(state), _samples())
+    yield from (_environments(), _compiled(running), _watched(), _caches(state), _samples())
     yield _DiskCategory(
         kind="tools",
         text="flatout itself, uv and micromamba, as the install script or a setup installed them",
@@ -276,6 +283,22 @@ def _compiled(running: Sequence[str]) -> _DiskCategory:
         paths=paths,
         cost="runs that compile take longer to start, once",
         in_use=dict.fromkeys(paths, f"{running[0]} may be reading it") if running else {},
+    )
+
+
+def _watched() -> _DiskCategory:
+    paths = watched_folder.record_paths()
+    return _DiskCategory(
+        kind="watched",
+        text="programs that were watched: their output, and samples of the machine",
+        folder=watched_folder.watched_folder(),
+        paths=paths,
+        cost="they can no longer be shown",
+        in_use={
+            path: f"{path.name} is running"
+            for path in paths
+            if WatchedFolder(path).lock().is_taken()
+        },
     )
 
 

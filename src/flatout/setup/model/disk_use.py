@@ -7,12 +7,13 @@ from typing import Literal
 import msgspec
 
 Kind = Literal[
-    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
-    "samples", "tools", "undo",
+    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched",
+    "caches", "samples", "tools", "undo",
 ]  # fmt: skip
 # What `--free` accepts; the others have their own commands.
 FREEABLE: tuple[Kind, ...] = (
-    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches", "samples",
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched", "caches",
+    "samples",
 )  # fmt: skip
 
 
