@@ -42,7 +42,7 @@ COMMANDS = (
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),
     ("ingest", "Train", "Convert images, tables or texts into shards for training."),
-    ("watch", "Diagnose", "Run any program of yours, and record what it and the machine do."),
+    ("watch", "Watch", "Run any program of yours, and record what it and the machine do."),
     ("compat", "Set up", "Show or update the tables that `setup` chooses from."),
     ("completion", "Maintain", "Print a completion script for your shell."),
     ("disk", "Maintain", "Show what flatout keeps on this disk; delete some of it."),
