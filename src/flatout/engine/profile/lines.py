@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import os
 import random
+import signal
 import site
 import sys
 import sysconfig
@@ -23,11 +24,9 @@ from types import FrameType
 from typing import Literal
 
 from flatout.schema.step_profile import LineTime
-from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.clock import elapsed_s
 
 _EVERY_S = 0.001
-# For how long another thread may hold the interpreter while a sample is due.
-_SWITCH_S = 0.0005
 # The package: engine/profile/lines.py is two folders deep in it.
 _OWN_FOLDER = Path(__file__).resolve().parents[2]
 # Built-in experiments are written as a user would write them.
@@ -49,17 +48,19 @@ class _Place:
 
 
 class LineSampler:
-    """Looks about a thousand times a second where a thread is, from a thread of its own.
+    """Looks about a thousand times a second where the main thread is.
+
+    A timer interrupts the thread itself. Another thread that looks at its frames would keep what
+    they hold alive, and end it at any moment: steps of torch have failed by that.
+
+    problem: why lines cannot be sampled here; None if they can.
 
     Args:
-        thread: its id; None is the one that makes this.
         part: of all lines; None: as what has called them says.
     """
 
-    def __init__(
-        self, thread: int | None = None, part: Literal["data", "step"] | None = None
-    ) -> None:
-        self._thread = thread or threading.get_ident()
+    def __init__(self, *, part: Literal["data", "step"] | None = None) -> None:
+        self.problem = _why_not()
         self._part = part
         self._seconds: dict[_Place, float] = defaultdict(float)
         self._counts: Counter[_Place] = Counter()
@@ -67,22 +68,24 @@ class LineSampler:
         self._is_user: dict[str, bool] = {}
         self._is_reader: dict[str, bool] = {}
         self._loops = _Loops()
-        self._is_over = threading.Event()
+        # Its own: the numbers that the user draws stay the same.
+        self._random = random.Random(0)
+        self._last_s = 0.0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Samples while the value is open."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
-        sampling = threading.Thread(target=self._sample, daemon=True)
-        sampling.start()
+        """Samples while the value is open, unless there is a problem."""
+        if sys.platform == "win32" or self.problem is not None:
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, self._sample)
+        self._last_s = elapsed_s()
+        signal.setitimer(signal.ITIMER_REAL, _EVERY_S)
         try:
             yield
         finally:
-            self._is_over.set()
-            sampling.join()
-            self._is_over.clear()
-            sys.setswitchinterval(before)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def lines(self, num_steps: float) -> tuple[LineTime, ...]:
         """The lines of the user's code, the most time first; of as many steps as were sampled."""
@@ -102,16 +105,15 @@ class LineSampler:
         ]
         return tuple(sorted(found, key=lambda line: line.seconds, reverse=True))
 
-    def _sample(self) -> None:
-        last_s = elapsed_s()
-        while not self._is_over.is_set():
-            # Not at a fixed rate: a loop of the same rate would be seen at one line only.
-            sleep_s(_EVERY_S * random.uniform(0.5, 1.5))
-            frame = sys._current_frames().get(self._thread)
-            now_s = elapsed_s()
-            if frame is not None:
-                self._count(frame, now_s - last_s)
-            last_s = now_s
+    def _sample(self, number: int, frame: FrameType | None) -> None:
+        if sys.platform == "win32":
+            return
+        now_s = elapsed_s()
+        if frame is not None:
+            self._count(frame, now_s - self._last_s)
+        self._last_s = now_s
+        # Not at a fixed rate: a loop of the same rate would be seen at one line only.
+        signal.setitimer(signal.ITIMER_REAL, _EVERY_S * self._random.uniform(0.5, 1.5))
 
     def _count(self, innermost: FrameType, seconds: float) -> None:
         frame: FrameType | None = innermost
@@ -176,6 +178,16 @@ def _loop_lines(text: str) -> dict[int, int]:
             for line in range(first, last + 1):
                 found[line] = max(first, found.get(line, 0))
     return found
+
+
+def _why_not() -> str | None:
+    if sys.platform == "win32":
+        return "lines cannot be sampled on Windows, which has no timer that interrupts a thread"
+    if threading.current_thread() is not threading.main_thread():
+        return "lines can be sampled in the main thread only"
+    if signal.getitimer(signal.ITIMER_REAL)[0] or signal.getsignal(signal.SIGALRM) is None:
+        return "the program has a timer of its own"
+    return None
 
 
 def is_user_code(file: str) -> bool:

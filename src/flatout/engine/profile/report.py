@@ -192,6 +192,8 @@ class Profiler:
     def _sampled(self, step_s: float) -> tuple[LineSampler, int, float]:
         """The sampler, its steps, and their mean time."""
         sampler, count = LineSampler(), _count(step_s, _SAMPLED_S)
+        if sampler.problem is not None:
+            self._unread["lines"] = sampler.problem
         with sampler.running():
             took_s = sum(self._loop.timed(count))
         return sampler, count, took_s / count
