@@ -30,7 +30,7 @@ class ProcessTreeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     cpu_s: of all of them since the beginning, ended ones included as far as they were seen.
     rss_bytes: the sum; memory that several share counts in each.
-    disk_read_bytes, disk_written_bytes: by the disks, since the beginning; None where no one counts them.
+    disk_read_bytes, disk_written_bytes: since the beginning; None where no one counts them.
     """
 
     num_processes: int
