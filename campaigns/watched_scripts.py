@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -185,6 +186,8 @@ def main() -> int:
         "--out", type=Path, default=RESULTS, help="output folder (default: results)"
     )
     options = parser.parse_args()
+    # In the background of a shell, Ctrl-C is ignored, and programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = version_of(options.python)
     all_tried: list[Tried] = []
     measured: list[Measurement] = []

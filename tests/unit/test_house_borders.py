@@ -23,6 +23,7 @@ _COMPLETION = "a shell asks for completions by variables, and waits: nothing els
 _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not in system/"
 _OWN_DATA = "reads its data as a person's own file would"
 _TEMPLATE = "a template that belongs to the package"
+_HOOK = "runs in a program's own Python, without flatout"
 _RANKS = "variables say which rank a process is, as torchrun has it"
 # Files of other packages whose purpose is a part of the outside world, as in system/.
 WORLD_FILES: dict[str, str] = {
@@ -56,6 +57,8 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/ranks/rank_env.py: os.environ": _RANKS,
     "flatout/engine/ranks/listen_socket.py: os.environ": _RANKS,
     "flatout/engine/training/worker.py: open": "the log of a rank, whoever has started it",
+    "flatout/engine/profile/hook/sitecustomize.py: open": _HOOK,
+    "flatout/engine/profile/hook/sitecustomize.py: os.environ": _HOOK,
     "flatout/engine/training/checkpoints.py: open": _TENSOR_FILES,
     "flatout/engine/training/checkpoints.py: read_bytes": _TENSOR_FILES,
     "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",

@@ -55,8 +55,8 @@ def test_the_larger_count_of_processor_time_wins() -> None:
 
 def test_what_is_unknown_has_a_reason() -> None:
     time = outside(Totals(), unread={"disk_wait": "not counted"})
-    assert (time.cpu_s, time.cpus, time.rss_bytes, time.read_bytes) == (None, None, None, None)
-    assert {"read_bytes", "host_utilization", "gpus", "disk_wait"} <= set(time.unread)
+    assert (time.cpu_s, time.cpus, time.rss_bytes, time.disk_read_bytes) == (None, None, None, None)
+    assert {"disk_read_bytes", "host_utilization", "gpus", "disk_wait"} <= set(time.unread)
 
 
 def test_samples_become_fewer() -> None:

@@ -67,9 +67,9 @@ class Totals:
         """
         program, reasons = self._program, dict(unread)
         if program is None:
-            reasons["read_bytes"] = "it ended before it was looked at"
-        elif program.read_bytes is None:
-            reasons["read_bytes"] = "the operating system does not report it"
+            reasons["disk_read_bytes"] = "it ended before it was looked at"
+        elif program.disk_read_bytes is None:
+            reasons["disk_read_bytes"] = "the operating system does not report it"
         if self._host.value is None:
             reasons["host_utilization"] = "it ended before the second sample"
         if not self._gpus:
@@ -81,8 +81,8 @@ class Totals:
             host_utilization=self._host.value,
             gpus=tuple(gpu.use(index) for index, gpu in sorted(self._gpus.items())),
             disk_wait=disk_wait,
-            read_bytes=None if program is None else program.read_bytes,
-            written_bytes=None if program is None else program.written_bytes,
+            disk_read_bytes=None if program is None else program.disk_read_bytes,
+            disk_written_bytes=None if program is None else program.disk_written_bytes,
             rss_bytes=_largest(rss_bytes, self._rss_bytes),
             memory_bytes=self._memory_bytes,
             unread=reasons,

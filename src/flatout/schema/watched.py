@@ -30,14 +30,14 @@ class ProcessTreeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     cpu_s: of all of them since the beginning, ended ones included as far as they were seen.
     rss_bytes: the sum; memory that several share counts in each.
-    read_bytes, written_bytes: by the disks, since the beginning; None where no one counts them.
+    disk_read_bytes, disk_written_bytes: since the beginning; None where no one counts them.
     """
 
     num_processes: int
     cpu_s: float
     rss_bytes: int
-    read_bytes: int | None = None
-    written_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
 
 
 class WatchSample(MachineSample, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,8 +70,8 @@ class TimeOutside(msgspec.Struct, frozen=True, kw_only=True):
     host_utilization: float | None = None
     gpus: tuple[GpuUse, ...] = ()
     disk_wait: float | None = None
-    read_bytes: int | None = None
-    written_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
     rss_bytes: int | None = None
     memory_bytes: int | None = None
     unread: dict[str, str] = {}

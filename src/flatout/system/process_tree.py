@@ -37,8 +37,8 @@ class ProcessTree:
             num_processes=len(sizes),
             cpu_s=sum(self._cpu_s.values()),
             rss_bytes=sum(sizes),
-            read_bytes=sum(read for read, _ in counted) if counted else None,
-            written_bytes=sum(written for _, written in counted) if counted else None,
+            disk_read_bytes=sum(read for read, _ in counted) if counted else None,
+            disk_written_bytes=sum(written for _, written in counted) if counted else None,
         )
 
     def _read(self, process: psutil.Process) -> int | None:

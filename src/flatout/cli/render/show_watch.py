@@ -115,10 +115,10 @@ def _disk_text(time: TimeOutside) -> str:
     parts = [f"waiting: - ({time.unread.get('disk_wait', 'not known')})"]
     if time.disk_wait is not None:
         parts = [f"waited for in {percent_text(time.disk_wait)} of the time (all programs)"]
-    if time.read_bytes is not None:
-        parts.append(f"{bytes_text(time.read_bytes)} read")
-    if time.written_bytes is not None:
-        parts.append(f"{bytes_text(time.written_bytes)} written")
+    if time.disk_read_bytes is not None:
+        parts.append(f"{bytes_text(time.disk_read_bytes)} read")
+    if time.disk_written_bytes is not None:
+        parts.append(f"{bytes_text(time.disk_written_bytes)} written")
     return DOT.join(parts)
 
 
