@@ -23,6 +23,7 @@ PLACEHOLDER = re.compile(r"(?<![${])(?<!\\N)\{[A-Za-z_][\w.]*[^{}\n]*\}")
 TEMPLATES = {
     "cluster/compose/compose_file.py": "templates of compose.yaml, filled in by format",
     "cluster/compose/image.py": "the template of the Dockerfile, filled in by format",
+    "monitor/advice_words.py": "words of advice, filled in by format",
     "monitor/grafana_dashboard.py": "selectors of PromQL, with Grafana's variables",
     "runs/scaffold/sources.py": "pieces of a program that `flatout new` writes",
     "setup/env/export.py": "Jupyter's own placeholder in kernel.json",

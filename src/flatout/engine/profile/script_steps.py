@@ -221,7 +221,7 @@ class StepRecorder:
             # The device may have been behind its host.
             self._plain.step_s = _together(self._plain.step_s, now_s - self._last_s)
             self.phase = "sampled"
-            self._sampler = LineSampler(self._thread)
+            self._sampler = LineSampler()
             self._open.enter_context(self._sampler.running())
         elif self.phase == "sampled":
             assert self._sampler is not None
