@@ -180,7 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the scripts")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--only", choices=[*STARTED], action="append")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="output folder (default: results)"
