@@ -14,7 +14,7 @@ from flatout.monitor.advice_words import WORDS, Words
 from flatout.monitor.speedups import faster, speedup_of
 from flatout.schema.step_profile import Advice, OperatorProbe, StepProfile
 from flatout.schema.tuning import Interval
-from flatout.schema.units import percent_text, seconds_text
+from flatout.schema.units import counted_text, percent_text, seconds_text
 
 MOST_ADVICE = 3
 # Less is not worth a change, and often not true.
@@ -193,7 +193,7 @@ def _larger_batch(report: StepProfile) -> Iterator[Advice]:
     yield Advice(
         id="small-batch",
         problem=f"Batches of {size} are too small for this device.",
-        because=f"{probe.batch_size} samples at once take x{probe.ratio.middle:.2f} of the time"
+        because=f"{counted_text(probe.batch_size, 'sample')} at once take x{probe.ratio.middle:.2f} of the time"
         " per sample in forward and backward",
         fix=f"-s {parameter}={probe.batch_size}" if parameter else
         f"set batch_size={probe.batch_size} in the experiment",

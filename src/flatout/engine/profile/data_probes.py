@@ -16,6 +16,7 @@ from flatout.engine.tensors.nested import tensors_in, with_tensors
 from flatout.errors import UsageError
 from flatout.schema.step_profile import LineTime, OperatorProbe
 from flatout.schema.tuning import Interval
+from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
 
 _LEAST_LENGTH = 8
@@ -118,7 +119,7 @@ def data_probes(
         found.append(
             _fixed_ratio(
                 "loader-starved", data_s, min(1.0, others_s / data_s),
-                {"loader_workers": num_cores}, f"{num_cores} workers that read at the same time",
+                {"loader_workers": num_cores}, f"{counted_text(num_cores, 'worker')} reading at the same time",
             )
         )  # fmt: skip
     return found, lines, _why_not_cached(session)

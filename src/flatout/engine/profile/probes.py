@@ -26,6 +26,7 @@ from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.schema.recipe import Precision
 from flatout.schema.step_profile import OperatorProbe
 from flatout.schema.tuning import Interval
+from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
 from flatout.tune.statistics import speedup
 
@@ -230,7 +231,7 @@ class Probes:
             affected_s=self._times.passes_s,
             ratio=ratio,
             batch_size=larger,
-            note=f"forward and backward of {larger} samples at once",
+            note=f"forward and backward of {counted_text(larger, 'sample')} at once",
             problem=problem,
         )
 

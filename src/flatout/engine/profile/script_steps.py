@@ -222,6 +222,8 @@ class StepRecorder:
             self._plain.step_s = _together(self._plain.step_s, now_s - self._last_s)
             self.phase = "sampled"
             self._sampler = LineSampler()
+            if self._sampler.problem is not None:
+                self._unread["lines"] = self._sampler.problem
             self._open.enter_context(self._sampler.running())
         elif self.phase == "sampled":
             assert self._sampler is not None
