@@ -193,8 +193,8 @@ def _larger_batch(report: StepProfile) -> Iterator[Advice]:
     yield Advice(
         id="small-batch",
         problem=f"Batches of {size} are too small for this device.",
-        because=f"{counted_text(probe.batch_size, 'sample')} at once take x{probe.ratio.middle:.2f} of the time"
-        " per sample in forward and backward",
+        because=f"{counted_text(probe.batch_size, 'sample')} at once take x{probe.ratio.middle:.2f}"
+        " of the time per sample in forward and backward",
         fix=f"-s {parameter}={probe.batch_size}" if parameter else
         f"set batch_size={probe.batch_size} in the experiment",
         speedup=Interval(middle=middle, low=low, high=high),

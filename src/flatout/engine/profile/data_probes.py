@@ -119,7 +119,8 @@ def data_probes(
         found.append(
             _fixed_ratio(
                 "loader-starved", data_s, min(1.0, others_s / data_s),
-                {"loader_workers": num_cores}, f"{counted_text(num_cores, 'worker')} reading at the same time",
+                {"loader_workers": num_cores},
+                f"{counted_text(num_cores, 'worker')} reading at the same time",
             )
         )  # fmt: skip
     return found, lines, _why_not_cached(session)
