@@ -105,6 +105,41 @@ def test_a_webhook_with_an_error_is_tried_twice_and_reported_once(
     assert "secret" not in (found[0].because or "")
 
 
+@pytest.mark.parametrize("answer", [b"no HTTP\r\n\r\n", b""])
+def test_a_webhook_that_does_not_speak_http_is_reported(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarm_delivery, "_PAUSE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _address = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with AlarmDelivery(f"http://127.0.0.1:{server.getsockname()[1]}/") as delivery:
+            delivery.send(ALARM)
+            found = problems_within(delivery, 5)
+    assert [finding.rule for finding in found] == ["alarm-not-delivered"]
+
+
+def test_an_address_that_http_refuses_is_reported_each_other_alarm_is_still_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarm_delivery, "_PAUSE_S", 0.05)
+    path = tmp_path / "called"
+    script = f"open(r'{path}', 'w')"
+    url = "http://127.0.0.1:1/a room"
+    with AlarmDelivery(url, f'"{sys.executable}" -c "{script}"') as delivery:
+        delivery.send(ALARM)
+        found = problems_within(delivery, 5)
+    assert [finding.rule for finding in found] == ["alarm-not-delivered"]
+    assert path.exists()
+
+
 def test_a_webhook_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm_delivery, "_PAUSE_S", 0.05)
     monkeypatch.setattr(alarm_delivery, "_REQUEST_LIMIT_S", 0.3)

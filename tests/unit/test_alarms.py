@@ -120,6 +120,17 @@ def test_a_second_xid_is_another_alarm() -> None:
     assert alarms.take(sample(3, 45), []) == []
 
 
+def test_new_memory_errors_are_announced_on_a_card_with_old_ones() -> None:
+    def sample(at: float, count: int) -> MachineSample:
+        gpu = GpuSample(index=0, ecc_uncorrected=count)
+        return MachineSample(at=BEGAN + at, host=HostSample(), gpus=(gpu,), source="nvml")
+
+    alarms = Alarms()
+    found = [alarm for at in range(5) for alarm in alarms.take(sample(at, 3), [])]
+    found += [alarm for at in range(5, 9) for alarm in alarms.take(sample(at, 4), [])]
+    assert [alarm.finding.severity for alarm in found] == ["warning", "error"]
+
+
 def test_an_old_reading_of_a_gpu_raises_nothing() -> None:
     alarms = Alarms()
     samples = (msgspec.structs.replace(hot(at), reason="NVML hangs") for at in range(60))

@@ -101,5 +101,9 @@ class Alarms:
 
 
 def _distinct(finding: Finding) -> str:
-    """An Xid of another number is another alarm."""
-    return f"{finding.rule} {finding.problem}" if finding.rule == "gpu-xid" else finding.rule
+    """An Xid of another number is another alarm, and so are new ECC errors after old ones."""
+    if finding.rule == "gpu-xid":
+        return f"{finding.rule} {finding.problem}"
+    if finding.rule == "gpu-ecc-errors":
+        return f"{finding.rule} {finding.severity}"
+    return finding.rule

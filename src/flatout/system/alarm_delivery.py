@@ -7,6 +7,7 @@ more, and reported once.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import queue
 import subprocess
 import threading
@@ -70,6 +71,8 @@ class AlarmDelivery:
         self._reported: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing = False
+        # Nobody waits any longer: what would be started now, would be left behind.
+        self._is_over = False
         self._thread: threading.Thread | None = None
         if webhook or command:
             # Not waited for where it hangs.
@@ -86,6 +89,7 @@ class AlarmDelivery:
         with contextlib.suppress(queue.Full):
             self._alarms.put_nowait(None)
         self._thread.join(_CLOSE_LIMIT_S)
+        self._is_over = True
         process = self._process
         if process is not None and process.poll() is None:
             kill_tree(process.pid)
@@ -108,12 +112,16 @@ class AlarmDelivery:
         return found
 
     def _run(self) -> None:
+        targets = [("webhook", self._webhook), ("command", self._command)]
         while (alarm := self._alarms.get()) is not None:
             content = msgspec.json.encode({"text": alarm.text, **msgspec.to_builtins(alarm)})
-            if self._webhook:
-                self._deliver("webhook", content)
-            if self._command:
-                self._deliver("command", content)
+            for target in (name for name, value in targets if value):
+                if self._is_over:
+                    return
+                try:
+                    self._deliver(target, content)
+                except Exception as error:  # noqa: BLE001 - the next alarm may get through
+                    self._report(target, f"{type(error).__name__}: {error}")
 
     def _deliver(self, target: str, content: bytes) -> None:
         problem = None
@@ -167,7 +175,7 @@ class AlarmDelivery:
             return f"{host} answered {error.code} {error.reason}"
         except TimeoutError:
             return f"{host} did not answer within {seconds_text(_REQUEST_LIMIT_S)}"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 return f"{host} did not answer within {seconds_text(_REQUEST_LIMIT_S)}"

@@ -20,6 +20,8 @@ from flatout.system.nvml_child import WSL_LIBRARY, throttle_reasons
 
 # Where the driver of Windows keeps the numbers of processes, or their memory, to itself.
 _NOT_BY_PROCESS = "NVML: the driver does not report it by process (WDDM)"
+# Source: https://docs.nvidia.com/deploy/xid-errors
+_XID_CLEANUP = 45
 
 
 class NvmlGpu:
@@ -246,7 +248,9 @@ class XidWatch:
                 self._events = None
                 return
             gpu = self._gpus.get(ctypes.cast(event.device, ctypes.c_void_p).value)
-            if gpu is not None:
+            # The clean-up after a program that was ended, often by the error before it.
+            is_cleanup = int(event.eventData) == _XID_CLEANUP
+            if gpu is not None and not (is_cleanup and gpu.xid is not None):
                 gpu.xid = int(event.eventData)
 
 
