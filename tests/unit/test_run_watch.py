@@ -73,6 +73,16 @@ def test_a_run_is_found_once_it_trains_and_kept_after_its_end(runs: Path) -> Non
     assert [(reading.is_in_use, len(reading.lines)) for reading in found] == [(False, 1)]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="any Python may be a notebook there")
+def test_a_process_with_the_number_of_a_worker_elsewhere_is_not_watched(runs: Path) -> None:
+    folder, watch = new_run(runs), RunWatch()
+    assert folder.lock().acquire()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        Lines(folder.events).append(started(other.pid))
+        assert watch.take()[0].worker is None
+        other.kill()
+
+
 def test_a_run_that_is_removed_or_damaged_is_left_out(runs: Path) -> None:
     folder, watch = new_run(runs), RunWatch()
     assert folder.lock().acquire()
@@ -80,6 +90,22 @@ def test_a_run_that_is_removed_or_damaged_is_left_out(runs: Path) -> None:
     folder.events.write_text("no JSON\n")
     assert watch.take() == []
     assert watch.take() == []
+
+
+def test_a_run_that_could_not_be_read_for_a_moment_is_watched_again(runs: Path) -> None:
+    folder, watch = new_run(runs), RunWatch()
+    assert folder.lock().acquire()
+    Lines(folder.events).append(started(os.getpid()))
+    assert len(watch.take()) == 1
+    whole, at = folder.events.read_bytes(), folder.events.stat().st_mtime_ns
+    folder.events.unlink()
+    folder.events.mkdir()
+    os.utime(folder.events, ns=(at, at))
+    assert watch.take() == []
+    folder.events.rmdir()
+    folder.events.write_bytes(whole)
+    os.utime(folder.events, ns=(at, at))
+    assert len(watch.take()) == 1
 
 
 def test_lines_of_other_ranks_are_read(runs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -66,7 +67,8 @@ def progress(at: float, step: int, rate: float | None = 640.0) -> Progress:
 def test_running_run_is_shown_with_its_pace(folder: RunFolder) -> None:
     runs = RunningRuns()
     (run,) = runs.take()
-    assert (run.id, run.pid, run.step, run.loss) == ("a-0001", 17, 0, None)
+    assert (run.id, run.pid, run.step, run.loss) == ("a-0001", None, 0, None)
+    assert "another machine" in run.unread["pid"]
     assert run.unread["loss"] == "it has not reported any step yet"
     append(folder.metrics, progress(110.0, 100))
     (run,) = runs.take()
@@ -77,6 +79,25 @@ def test_running_run_is_shown_with_its_pace(folder: RunFolder) -> None:
     # By what two lines show, validations and all.
     assert run.left_s == pytest.approx(850 / 5)
     assert run.share is None and "FLOPs" in run.unread["share"]
+
+
+def test_process_is_shown_where_it_trains_the_run_and_not_where_it_has_its_number(
+    folder: RunFolder,
+) -> None:
+    number = msgspec.structs.replace(STARTED, at=time.time())
+    append(folder.events, msgspec.structs.replace(number, pid=os.getpid()))
+    # This process holds its lock, as a notebook does.
+    assert RunningRuns().take()[0].pid == os.getpid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        append(folder.events, msgspec.structs.replace(number, at=time.time(), pid=other.pid))
+        is_windows = sys.platform == "win32"
+        assert RunningRuns().take()[0].pid == (other.pid if is_windows else None)
+        other.kill()
+    argv = [sys.executable, "-c", "input()", str(folder.path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as worker:
+        append(folder.events, msgspec.structs.replace(number, at=time.time(), pid=worker.pid))
+        assert RunningRuns().take()[0].pid == worker.pid
+        worker.kill()
 
 
 def test_lines_from_before_a_resume_are_not_its_pace(folder: RunFolder) -> None:

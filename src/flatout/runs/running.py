@@ -13,6 +13,7 @@ from flatout.system.atomic_files import read_lines_from
 from flatout.system.clock import elapsed_s
 from flatout.system.store.jsonl_scan import last_line
 from flatout.system.store.run_folder import RunFolder, read_run, run_paths
+from flatout.system.worker_watch import is_worker
 
 # New runs are looked for that often, or seldomer: looking takes no more than this share of time.
 _LOOK_EVERY_S = 3.0
@@ -39,10 +40,11 @@ class RunningRuns:
         for path, view in list(self._watched.items()):
             try:
                 run = view.take()
-            except FlatoutError as error:
-                run = RunningRun(
-                    id=path.name, folder=str(path), unread={"step": error.because or error.problem}
-                )
+            except (FlatoutError, OSError) as error:
+                reason = str(error)
+                if isinstance(error, FlatoutError):
+                    reason = error.because or error.problem
+                run = RunningRun(id=path.name, folder=str(path), unread={"step": reason})
             if run is None:
                 del self._watched[path]
             else:
@@ -52,7 +54,7 @@ class RunningRuns:
     def _look(self) -> None:
         try:
             paths = run_paths()
-        except FlatoutError:
+        except (FlatoutError, OSError):
             return  # A disk that does not respond at the moment.
         for path in paths:
             if path not in self._watched and _is_running(RunFolder(path)):
@@ -62,7 +64,7 @@ class RunningRuns:
 def _is_running(folder: RunFolder) -> bool:
     try:
         return folder.lock().is_taken()
-    except FlatoutError:
+    except (FlatoutError, OSError):
         return False
 
 
@@ -74,6 +76,8 @@ class _RunView:
         self._events_at = 0
         self._metrics_bytes = -1
         self._started: Started | None = None
+        # Of its worker; None where it is not on this machine.
+        self._pid: int | None = None
         self._device: str | None = None
         self._progress: Progress | None = None
         self._pace: deque[tuple[float, int]] = deque(maxlen=_PACE_LINES)
@@ -91,6 +95,8 @@ class _RunView:
         rate = line.samples_per_s if line is not None else None
         left_s = self._left_s()
         unread: dict[str, str] = {}
+        if started is not None and self._pid is None:
+            unread["pid"] = "its process is not visible here: it is on another machine, or hidden"
         if line is None:
             unread |= dict.fromkeys(("samples_per_s", "loss"), "it has not reported any step yet")
         elif line.loss is None:
@@ -103,7 +109,7 @@ class _RunView:
         return RunningRun(
             id=self._folder.path.name,
             folder=str(self._folder.path),
-            pid=started.pid if started else None,
+            pid=self._pid,
             device=self._device,
             step=max(line.step if line else 0, started.step if started else 0),
             num_steps=started.num_steps if started else None,
@@ -121,6 +127,8 @@ class _RunView:
         for line in lines:
             if isinstance(line, Started):
                 self._started = line
+                is_here = is_worker(line.pid, line.at, self._folder.path)
+                self._pid = line.pid if is_here else None
                 self._pace.clear()
                 self._progress = None
             elif isinstance(line, RecipeSet):

@@ -3,9 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from flatout.schema.alarm import WorkerSample
+
+
+# What `schema/worker_command.py` starts.
+_WORKERS = ("flatout.engine.training.worker", "flatout.engine.launch")
+
+
+def is_worker(pid: int, started_at: float, folder: Path) -> bool:
+    """Whether the process with that number on this machine trains a run.
+
+    It may only have the number of a worker on another machine or in a container: the run's own is
+    not younger, and its command line names the folder, or it holds the folder's lock.
+
+    started_at: when the worker began to train. folder: of the run.
+    """
+    # Only here: it takes 20 ms to import.
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() > started_at + 1.0:
+            return False
+        argv = process.cmdline()
+        real = os.path.realpath(folder)
+        if any(os.path.isabs(one) and os.path.realpath(one) == real for one in argv):
+            return True
+        if any(module in argv for module in _WORKERS):
+            return False
+        # A notebook or a script that trains by itself.
+        if sys.platform == "win32":
+            # There, to list files that are open may block.
+            return "python" in process.name().lower()
+        lock = os.path.join(real, "lock")
+        return any(os.path.realpath(file.path) == lock for file in process.open_files())
+    except (psutil.Error, OSError):
+        return False
 
 
 def worker_sample(pid: int, started_at: float) -> WorkerSample | None:

@@ -14,7 +14,7 @@ from flatout.system import atomic_files
 from flatout.system.clock import elapsed_s
 from flatout.system.store.run_folder import RunFolder, run_paths
 from flatout.system.store.run_tail import RunTail
-from flatout.system.worker_watch import worker_sample
+from flatout.system.worker_watch import is_worker, worker_sample
 
 # Among thousands of runs, new ones are looked for this often.
 _SCAN_EVERY_S = 3.0
@@ -37,6 +37,8 @@ class RunReading:
         self.used_at_s = elapsed_s()
         self._tail = RunTail(folder)
         self._started: Started | None = None
+        # Whether its worker is on this machine; None where that was not looked up yet.
+        self._is_worker_here: bool | None = None
         self._rank_offsets: dict[Path, int] = {}
 
     def read(self) -> None:
@@ -53,13 +55,18 @@ class RunReading:
         self.lines = self._tail.new_lines()
         for line in self.lines:
             if isinstance(line, Started):
-                self._started = line
+                self._started, self._is_worker_here = line, None
         if self._started is None:
             return
         if self.is_in_use:
-            self.worker = worker_sample(self._started.pid, self._started.at)
+            self.worker = self._worker(self._started)
         if self._started.num_ranks > 1:
             self.ranks = list(self._rank_lines())
+
+    def _worker(self, started: Started) -> WorkerSample | None:
+        if self._is_worker_here is None:
+            self._is_worker_here = is_worker(started.pid, started.at, self.folder.path)
+        return worker_sample(started.pid, started.at) if self._is_worker_here else None
 
     def _rank_lines(self) -> Iterator[RankProgress]:
         for path in sorted(self.folder.path.glob("rank*.jsonl")):
