@@ -172,7 +172,7 @@ class Simulation:
     def _after_step(self, lines: list[Line]) -> None:
         shape, state = self._shape, self._state
         now_s = state.done_until_s
-        pace_s = 0.1 if now_s < 60 else 1.0
+        pace_s = 0.1 if now_s < 60 else 1.0 if now_s < 600 else 10.0
         if now_s - state.line_s >= pace_s:
             if self._has("nonfinite-loss", now_s):
                 finding = Finding(rule="nonfinite-loss", severity="error", problem="it is nan.")
@@ -327,6 +327,7 @@ FAULTS = (
             "gpu-memory-spilled",
         )
     ),
+    (_PLAIN, Fault(rule="gpu-memory-spilled", at_s=900.0)),
     (replace(_PLAIN, step_s=0.02), Fault(rule="loss-flat", at_s=5.0)),
     (replace(_PLAIN, num_ranks=2, exchange=0.1), Fault(rule="rank-straggling")),
 )  # fmt: skip

@@ -15,7 +15,13 @@ from flatout.monitor.run_sample import RunSample
 from flatout.monitor.trend import last_points, lasting_growth, steady_growth
 from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding
-from flatout.schema.machine_sample import DiskSample, GpuSample, HostSample, MachineSample
+from flatout.schema.machine_sample import (
+    DiskSample,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    MachineSample,
+)
 from flatout.schema.run_lines import Failed, Stopped
 
 ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -129,6 +135,70 @@ def test_new_memory_errors_are_announced_on_a_card_with_old_ones() -> None:
     found = [alarm for at in range(5) for alarm in alarms.take(sample(at, 3), [])]
     found += [alarm for at in range(5, 9) for alarm in alarms.take(sample(at, 4), [])]
     assert [alarm.finding.severity for alarm in found] == ["warning", "error"]
+
+
+def gpus_at(at: float, *gpus: GpuSample) -> MachineSample:
+    return MachineSample(at=BEGAN + at, host=HostSample(), gpus=gpus, source="nvml")
+
+
+def test_an_xid_is_cleared_and_the_same_one_is_raised_again() -> None:
+    alarms = Alarms()
+    samples = (
+        gpus_at(at, GpuSample(index=0, xid=31, xid_at=BEGAN + (0 if at < 300 else 300)))
+        for at in range(0, 500, 2)
+    )
+    assert states(alarms, samples) == [
+        ("raised", 0.0), ("cleared", 120.0), ("raised", 300.0), ("cleared", 420.0)
+    ]  # fmt: skip
+
+
+def test_rare_samples_raise_alarms_too() -> None:
+    alarms = Alarms(every_s=60.0)
+    assert states(alarms, map(hot, range(0, 600, 60))) == [("raised", 120.0)]
+
+
+def test_a_card_that_is_lost_does_not_give_its_history_to_the_next_one() -> None:
+    slow = GpuSample(index=0, uuid="GPU-a", throttle_reasons=("thermal-slowdown",))
+    old = GpuSample(index=1, uuid="GPU-b", ecc_uncorrected=0)
+    new = GpuSample(
+        index=0, uuid="GPU-b", ecc_uncorrected=0, throttle_reasons=("thermal-slowdown",)
+    )
+    alarms = Alarms()
+    samples = (gpus_at(at, slow, old) if at < 10 else gpus_at(at, new) for at in range(20))
+    assert states(alarms, samples) == []
+
+
+def test_a_run_is_warned_only_of_the_gpus_that_it_uses() -> None:
+    run = GpuProcess(pid=1, is_own=True)
+    own = GpuSample(index=0, processes=(run,), throttle_reasons=("thermal-slowdown",))
+    other = GpuSample(index=1, processes=(), throttle_reasons=("thermal-slowdown",))
+    alarms = Alarms(is_in_run=True)
+    found = [
+        alarm
+        for at in range(20)
+        for alarm in alarms.take(gpus_at(at, own, other), [run_at(at, is_in_use=True)])
+    ]
+    assert [alarm.subject for alarm in found] == ["GPU 0"]
+
+
+def test_a_run_that_hangs_is_not_warned_of_in_the_run() -> None:
+    shape, fault = next((shape, fault) for shape, fault in FAULTS if fault.rule == "run-hung")
+    assert raised_by(shape, fault, 120, Alarms(is_in_run=True)) == []
+
+
+def test_memory_of_a_card_that_the_run_does_not_use_is_not_its_own() -> None:
+    shape, fault = next(
+        (shape, fault) for shape, fault in FAULTS if fault.rule == "gpu-memory-spilled"
+    )
+    alarms = Alarms(can_spill=True)
+    full = GpuSample(index=1, uuid="GPU-2", memory_bytes=8 * 2**30, used_bytes=8 * 2**30)
+    found = []
+    for machine, runs in Simulation(shape, fault).samples(120):
+        own = msgspec.structs.replace(
+            machine.gpus[0], used_bytes=2**30, processes=(GpuProcess(pid=9, is_own=True),)
+        )
+        found += alarms.take(msgspec.structs.replace(machine, gpus=(own, full)), runs)
+    assert "gpu-memory-spilled" not in [alarm.finding.rule for alarm in found]
 
 
 def test_an_old_reading_of_a_gpu_raises_nothing() -> None:

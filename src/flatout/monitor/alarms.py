@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flatout.monitor.gpu_alarms import MachineHistory, machine_findings
-from flatout.monitor.run_alarms import reported_errors, run_findings
+from flatout.monitor.gpu_alarms import KEPT_S, MachineHistory, machine_findings
+from flatout.monitor.run_alarms import newest_gpus_of, reported_errors, run_findings
 from flatout.monitor.run_sample import RunSample
 from flatout.monitor.run_state import RunState
 from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding
-from flatout.schema.machine_sample import MachineSample
+from flatout.schema.machine_sample import GpuSample, MachineSample
 
 # What comes and goes is one alarm, not many.
 _AWAY_S = 60.0
 # After a longer pause, the computer has slept, or this process was stopped.
 _PAUSE_S = 30.0
+_FEWEST_KEPT = 8
+# A run that hangs writes no lines, and so takes no finding into its events.
+_NOT_IN_RUN = "run-hung"
 
 _Key = tuple[str, str]
 
@@ -42,7 +45,9 @@ class Alarms:
         self._host = host
         self._can_spill = can_spill
         self._pause_s = max(_PAUSE_S, 5 * every_s)
-        self._machine = MachineHistory()
+        # Enough samples for every alarm, also where they are rare.
+        self._kept_s = max(KEPT_S, _FEWEST_KEPT * every_s)
+        self._machine = MachineHistory(self._kept_s)
         self._runs: dict[str, RunState] = {}
         # What is raised, with when it was last true.
         self._raised: dict[_Key, tuple[Finding, float]] = {}
@@ -59,7 +64,7 @@ class Alarms:
         for run in runs:
             state = self._runs.get(run.id)
             if state is None:
-                state = self._runs[run.id] = RunState(run)
+                state = self._runs[run.id] = RunState(run, self._kept_s)
             state.take(run)
         gone = self._runs.keys() - {run.id for run in runs}
         for name in gone:
@@ -67,13 +72,22 @@ class Alarms:
         return [*self._news(sample.at, dict(self._findings()))]
 
     def _findings(self) -> Iterator[tuple[_Key, Finding]]:
-        for subject, finding in machine_findings(self._machine):
+        for subject, finding in machine_findings(self._machine, self._gpus()):
             yield (_distinct(finding), subject), finding
         for name, state in self._runs.items():
             found = run_findings(state, self._machine, can_spill=self._can_spill)
             news = () if self._is_in_run else reported_errors(state)
             for finding in (*news, *found):
-                yield (finding.rule, f"run {name}"), finding
+                if not (self._is_in_run and finding.rule == _NOT_IN_RUN):
+                    yield (finding.rule, f"run {name}"), finding
+
+    def _gpus(self) -> tuple[GpuSample, ...]:
+        """The GPUs to warn of: in a run, only those that it uses."""
+        newest = self._machine.samples[-1].gpus
+        if not self._is_in_run:
+            return newest
+        used = [gpu for state in self._runs.values() for gpu in newest_gpus_of(state, self._machine)]
+        return tuple(gpu for gpu in newest if gpu in used)
 
     def _news(self, at: float, found: dict[_Key, Finding]) -> Iterator[Alarm]:
         for key, finding in found.items():

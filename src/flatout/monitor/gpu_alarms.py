@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from flatout.monitor.trend import last_points, lasting_growth
 from flatout.schema.finding import Finding, Fix
@@ -19,7 +19,9 @@ _POWER_CAP = "power-cap"
 # Source: https://docs.nvidia.com/deploy/xid-errors
 _HARMLESS_XIDS = frozenset({45})
 
-_KEPT_S = 120.0
+KEPT_S = 120.0
+# Of something that happens at a moment: so long it is news.
+EVENT_S = 60.0
 _FEWEST_SAMPLES = 3
 _THROTTLED_S = 15.0
 _CLOCKS_S = 20.0
@@ -39,43 +41,49 @@ _DISK_FULL_BYTES = 2**30
 
 
 class MachineHistory:
-    """The samples of the last two minutes."""
+    """The newest samples.
 
-    def __init__(self) -> None:
+    kept_s: so many seconds of them.
+    """
+
+    def __init__(self, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
         self.samples: deque[MachineSample] = deque()
         # What a GPU had of uncorrected errors when it was seen first.
-        self.first_ecc: dict[int, int] = {}
+        self.first_ecc: dict[str, int] = {}
 
     def add(self, sample: MachineSample) -> None:
         """Takes a sample; an older reading of the GPUs, given again, counts for nothing."""
         self.samples.append(sample)
-        while self.samples and sample.at - self.samples[0].at > _KEPT_S:
+        while self.samples and sample.at - self.samples[0].at > self._kept_s:
             self.samples.popleft()
         for gpu in sample.gpus:
             if gpu.ecc_uncorrected is not None:
-                self.first_ecc.setdefault(gpu.index, gpu.ecc_uncorrected)
+                self.first_ecc.setdefault(gpu_key(gpu), gpu.ecc_uncorrected)
 
     def forget(self) -> None:
         """Begins again, as after the computer has slept."""
         self.samples.clear()
 
-    def gpu(self, index: int, seconds: float) -> list[GpuSample]:
-        """The readings of a GPU over the last seconds; none where they do not cover them."""
+    def gpu(self, gpu: GpuSample, seconds: float) -> list[GpuSample]:
+        """The readings of a GPU over the last seconds, newest first, and at least three; none
+        where they do not cover them.
+        """
         newest = self.samples[-1]
         taken: list[GpuSample] = []
         for sample in reversed(self.samples):
-            found = None if is_old(sample) else _gpu_of(sample, index)
+            found = None if is_old(sample) else _gpu_of(sample, gpu)
             if found is None:
                 return []
             taken.append(found)
-            if newest.at - sample.at >= seconds:
-                return taken if len(taken) >= _FEWEST_SAMPLES else []
+            if newest.at - sample.at >= seconds and len(taken) >= _FEWEST_SAMPLES:
+                return taken
         return []
 
-    def is_for(self, index: int, seconds: float, has: Callable[[GpuSample], bool]) -> bool:
+    def is_for(self, gpu: GpuSample, seconds: float, has: Callable[[GpuSample], bool]) -> bool:
         """Whether something has been true of a GPU in each reading of the last seconds."""
-        readings = self.gpu(index, seconds)
-        return bool(readings) and all(has(gpu) for gpu in readings)
+        readings = self.gpu(gpu, seconds)
+        return bool(readings) and all(has(reading) for reading in readings)
 
 
 def is_old(sample: MachineSample) -> bool:
@@ -83,15 +91,25 @@ def is_old(sample: MachineSample) -> bool:
     return sample.reason is not None and sample.source != "nvidia-smi"
 
 
-def _gpu_of(sample: MachineSample, index: int) -> GpuSample | None:
-    return next((gpu for gpu in sample.gpus if gpu.index == index), None)
+def gpu_key(gpu: GpuSample) -> str:
+    """What stays the same of a card: its index is another one once a card before it is lost."""
+    return gpu.uuid or str(gpu.index)
 
 
-def machine_findings(history: MachineHistory) -> Iterator[tuple[str, Finding]]:
-    """What is wrong with the machine now, each with its subject."""
+def _gpu_of(sample: MachineSample, gpu: GpuSample) -> GpuSample | None:
+    return next((one for one in sample.gpus if gpu_key(one) == gpu_key(gpu)), None)
+
+
+def machine_findings(
+    history: MachineHistory, gpus: Sequence[GpuSample]
+) -> Iterator[tuple[str, Finding]]:
+    """What is wrong with the machine now, each with its subject.
+
+    gpus: of the newest sample, those to look at.
+    """
     sample = history.samples[-1]
     if not is_old(sample):
-        for gpu in sample.gpus:
+        for gpu in gpus:
             for finding in _gpu_findings(history, gpu):
                 yield f"GPU {gpu.index}", finding
     for disk in sample.host.disks:
@@ -102,8 +120,8 @@ def machine_findings(history: MachineHistory) -> Iterator[tuple[str, Finding]]:
 
 def _gpu_findings(history: MachineHistory, gpu: GpuSample) -> Iterator[Finding]:
     found = (
-        _xid(gpu),
-        _ecc(gpu, history.first_ecc.get(gpu.index, 0)),
+        _xid(gpu, history.samples[-1].at),
+        _ecc(gpu, history.first_ecc.get(gpu_key(gpu), 0)),
         _heat(history, gpu),
         _power(history, gpu),
         _clocks(history, gpu),
@@ -115,8 +133,10 @@ def _name(gpu: GpuSample) -> str:
     return f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else "")
 
 
-def _xid(gpu: GpuSample) -> Finding | None:
+def _xid(gpu: GpuSample, at: float) -> Finding | None:
     if gpu.xid is None or gpu.xid in _HARMLESS_XIDS:
+        return None
+    if gpu.xid_at is not None and at - gpu.xid_at > EVENT_S:
         return None
     line = f"NVRM: Xid (PCI:{gpu.pci_bus_id or 'unknown'}): {gpu.xid}"
     return Finding(
@@ -160,7 +180,7 @@ def _heat(history: MachineHistory, gpu: GpuSample) -> Finding | None:
     def is_hot(reading: GpuSample) -> bool:
         return bool(_HEAT & {*(reading.throttle_reasons or ())}) and _is_busy(reading)
 
-    if not history.is_for(gpu.index, _THROTTLED_S, is_hot):
+    if not history.is_for(gpu, _THROTTLED_S, is_hot):
         return None
     return Finding(
         rule="gpu-thermal-throttle",
@@ -188,8 +208,8 @@ def _power(history: MachineHistory, gpu: GpuSample) -> Finding | None:
             and (reading.utilization or 0.0) >= _LOADED
         )
 
-    braked = history.is_for(gpu.index, _THROTTLED_S, is_braked)
-    if not braked and not history.is_for(gpu.index, _CLOCKS_S, is_capped):
+    braked = history.is_for(gpu, _THROTTLED_S, is_braked)
+    if not braked and not history.is_for(gpu, _CLOCKS_S, is_capped):
         return None
     return Finding(
         rule="gpu-power-throttle",
@@ -215,7 +235,7 @@ def _clocks(history: MachineHistory, gpu: GpuSample) -> Finding | None:
             and not explained
         )
 
-    if not history.is_for(gpu.index, _CLOCKS_S, is_slow):
+    if not history.is_for(gpu, _CLOCKS_S, is_slow):
         return None
     return Finding(
         rule="gpu-clocks-low",

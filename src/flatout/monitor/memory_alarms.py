@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 
-from flatout.monitor.gpu_alarms import MachineHistory, is_old
+from flatout.monitor.gpu_alarms import MachineHistory
 from flatout.monitor.run_state import RunState
 from flatout.monitor.trend import last_points, steady_growth
 from flatout.schema.finding import Finding, Fix
@@ -26,13 +26,20 @@ _CLIFF = 0.5
 _CLIFF_S = 10.0
 _BASELINE_S = 30.0
 _FEWEST_RATES = 10
+# In a long run, a line comes every 10 s.
+_FEWEST_SLOW = 3
 
 
 def memory_findings(
-    state: RunState, machine: MachineHistory, *, can_spill: bool
+    state: RunState,
+    machine: MachineHistory,
+    gpus: Mapping[int, list[GpuSample]],
+    *,
+    can_spill: bool,
 ) -> Iterator[Finding]:
     """What is wrong with the memory of a run.
 
+    gpus: readings of those that it uses, newest first.
     can_spill: the driver moves memory out of a full GPU rather than refuse it.
     """
     host = machine.samples[-1].host if machine.samples else None
@@ -41,7 +48,7 @@ def memory_findings(
         growth = _leak(state, state.memory, state.peak_memory, room)
         if growth is not None:
             yield _host_leak(state, growth, host.available_bytes)
-    gpu = _fullest(machine) if state.uses_gpu else None
+    gpu = _fullest(gpus)
     if gpu is None or gpu.used_bytes is None or not gpu.memory_bytes:
         return
     room = (max(0, gpu.memory_bytes - gpu.used_bytes), gpu.memory_bytes)
@@ -54,13 +61,10 @@ def memory_findings(
             yield spilled
 
 
-def _fullest(machine: MachineHistory) -> GpuSample | None:
+def _fullest(gpus: Mapping[int, list[GpuSample]]) -> GpuSample | None:
     """The GPU with the largest share of its memory in use."""
-    if not machine.samples or is_old(machine.samples[-1]):
-        return None
-    known = [
-        gpu for gpu in machine.samples[-1].gpus if gpu.used_bytes is not None and gpu.memory_bytes
-    ]
+    newest = [readings[0] for readings in gpus.values()]
+    known = [gpu for gpu in newest if gpu.used_bytes is not None and gpu.memory_bytes]
     return max(known, key=lambda gpu: (gpu.used_bytes or 0) / (gpu.memory_bytes or 1), default=None)
 
 
@@ -138,12 +142,11 @@ def _spilled(state: RunState, gpu: GpuSample, share: float) -> Finding | None:
     """Full memory and a speed that has fallen off a cliff."""
     if share < _FULL or not state.rates:
         return None
-    newest = state.rates[-1][0]
-    now = [rate for at, rate in state.rates if at > newest - _CLIFF_S]
-    before = [rate for at, rate in state.rates if at <= newest - _CLIFF_S]
-    if len(before) < _FEWEST_RATES or len(now) < 3:
-        return None
-    if newest - _CLIFF_S - state.rates[0][0] < _BASELINE_S:
+    began, newest = state.rates[0][0], state.rates[-1][0]
+    count = max(_FEWEST_SLOW, sum(at > newest - _CLIFF_S for at, _ in state.rates))
+    rates = [rate for _, rate in state.rates]
+    before, now = rates[:-count], rates[-count:]
+    if len(before) < _FEWEST_RATES or state.rates[-count][0] - began < _BASELINE_S:
         return None
     usual = median(before)
     if max(now[1:]) > _CLIFF * usual:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, stdev
 
-from flatout.monitor.gpu_alarms import MachineHistory
+from flatout.monitor.gpu_alarms import EVENT_S, MachineHistory
 from flatout.monitor.memory_alarms import memory_findings
 from flatout.monitor.rank_alarms import straggling_rank
 from flatout.monitor.run_state import RunState
@@ -61,12 +61,14 @@ def run_findings(state: RunState, machine: MachineHistory, *, can_spill: bool) -
         _flat(state),
     )
     yield from (finding for finding in found if finding is not None)
-    yield from memory_findings(state, machine, can_spill=can_spill)
+    yield from memory_findings(state, machine, gpus, can_spill=can_spill)
 
 
 def reported_errors(state: RunState) -> Iterator[Finding]:
     """The errors that a run has reported itself, or could not report because it was killed."""
-    yield from state.bad_news.values()
+    for at, finding in state.bad_news.values():
+        if state.sample.at - at <= EVENT_S:
+            yield finding
     ended = _died(state)
     if ended is not None:
         yield ended
@@ -76,15 +78,25 @@ def gpus_of(state: RunState, machine: MachineHistory) -> dict[int, list[GpuSampl
     """Readings of the last 20 s of the GPUs that a run may use; none where it uses none."""
     if not state.uses_gpu or not machine.samples:
         return {}
+    newest = newest_gpus_of(state, machine)
+    readings = {gpu.index: machine.gpu(gpu, _WINDOW_S) for gpu in newest}
+    return {index: found for index, found in readings.items() if found}
+
+
+def newest_gpus_of(state: RunState, machine: MachineHistory) -> tuple[GpuSample, ...]:
+    """The newest readings of the GPUs that a run may use: all where its processes are not listed;
+    none where it trains on the CPU.
+    """
+    if state.is_on_cpu or not machine.samples:
+        return ()
     pid = state.sample.worker.pid if state.sample.worker else None
     newest = machine.samples[-1].gpus
-    own = [
+    own = tuple(
         gpu
         for gpu in newest
         if any(process.is_own or process.pid == pid for process in gpu.processes or ())
-    ]
-    readings = {gpu.index: machine.gpu(gpu.index, _WINDOW_S) for gpu in own or newest}
-    return {index: found for index, found in readings.items() if found}
+    )
+    return own or newest
 
 
 def _utilization(gpus: Mapping[int, list[GpuSample]]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from flatout.monitor.gpu_alarms import KEPT_S
 from flatout.monitor.run_sample import RunSample
 from flatout.schema.alarm import WorkerSample
 from flatout.schema.finding import Finding
@@ -13,12 +14,12 @@ from flatout.schema.run_lines import (
     Finished,
     Line,
     Progress,
+    RecipeSet,
     Started,
     Stopped,
     Warned,
 )
 
-_KEPT_S = 120.0
 # Of a run's beginning, so many losses are kept until it is known that they fall.
 _MOST_LOSSES = 2000
 # Of a session's speeds, so many are kept for their median.
@@ -35,11 +36,14 @@ class RunState:
     losses: (time, step, loss) since the learning rate rose last; empty once they have fallen.
     epoch_losses: of whole epochs since then.
     longest_gap_s: between two lines of this session. free_since: when no worker was in use first.
-    bad_news: what the run itself has reported since it is watched.
+    bad_news: what the run itself has reported since it is watched, by rule, and when it was seen.
+    kept_s: for how long processes and lines are kept.
     """
 
-    def __init__(self, sample: RunSample) -> None:
+    def __init__(self, sample: RunSample, kept_s: float = KEPT_S) -> None:
         self.sample = sample
+        self._kept_s = kept_s
+        self._device: str | None = None
         self._watched_since = sample.at
         self.started: Started | None = None
         self.ending: Finished | Stopped | Failed | None = None
@@ -56,7 +60,7 @@ class RunState:
         self.longest_gap_s = 0.0
         self.last_line_at = sample.at
         self.free_since: float | None = None
-        self.bad_news: dict[str, Finding] = {}
+        self.bad_news: dict[str, tuple[float, Finding]] = {}
         self.losses: list[tuple[float, int, float]] = []
         self.epoch_losses: list[float] = []
         self.first_loss: float | None = None
@@ -99,6 +103,11 @@ class RunState:
         """Whether it trains on a GPU."""
         return bool(self.progress) and self.progress[-1].allocated_bytes is not None
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it is known to train on the CPU."""
+        return self._device == "cpu"
+
     def _take_line(self, line: Line) -> None:
         is_new = line.at >= self._watched_since - 1.0
         if isinstance(line, Started):
@@ -106,9 +115,11 @@ class RunState:
         elif isinstance(line, Finished | Stopped | Failed):
             self.ending = line
             if isinstance(line, Failed) and is_new:
-                self.bad_news[line.finding.rule] = line.finding
+                self.bad_news[line.finding.rule] = (self.sample.at, line.finding)
         elif isinstance(line, Warned) and line.finding.rule == _BAD_LOSS and is_new:
-            self.bad_news[_BAD_LOSS] = line.finding
+            self.bad_news[_BAD_LOSS] = (self.sample.at, line.finding)
+        elif isinstance(line, RecipeSet):
+            self._device = line.recipe.device.value
         elif isinstance(line, EpochEnded):
             self.num_epochs += 1
             if self.num_epochs == 1:
@@ -158,15 +169,15 @@ class RunState:
             del self.losses[1::2]
 
     def _drop_old(self, at: float) -> None:
-        while self.progress and at - self.progress[0].at > _KEPT_S:
+        while self.progress and at - self.progress[0].at > self._kept_s:
             self.progress.popleft()
-        while self.workers and at - self.workers[0][0] > _KEPT_S:
+        while self.workers and at - self.workers[0][0] > self._kept_s:
             self.workers.popleft()
         for splits in self.splits.values():
-            while splits and at - splits[0][0] > _KEPT_S:
+            while splits and at - splits[0][0] > self._kept_s:
                 splits.popleft()
         # The highest of what is too old to be looked at: a leak grows beyond it.
-        while self.memory and at - self.memory[0][0] > _KEPT_S:
+        while self.memory and at - self.memory[0][0] > self._kept_s:
             self.peak_memory = max(self.peak_memory, self.memory.popleft()[1])
-        while self.tensors and at - self.tensors[0][0] > _KEPT_S:
+        while self.tensors and at - self.tensors[0][0] > self._kept_s:
             self.peak_tensors = max(self.peak_tensors, self.tensors.popleft()[1])

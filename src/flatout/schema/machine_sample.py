@@ -34,7 +34,8 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensor cores were working.
     clock_hz: of the SMs now; highest_clock_hz: that it can have.
     energy_j: since the driver was loaded. ecc_corrected, ecc_uncorrected: errors since then.
-    xid: number of the last Xid error since sampling began; None where none was seen.
+    xid: number of the last Xid error since sampling began; None where none was seen. xid_at: when
+    it was seen, in seconds since the epoch.
     throttle_reasons: see `schema/machine.py: Gpu`.
     processes: None where the platform does not list them.
     unread: field -> why it is None.
@@ -62,6 +63,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     xid: int | None = None
+    xid_at: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
     unread: dict[str, str] = {}

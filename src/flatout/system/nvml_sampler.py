@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.clock import elapsed_s, now_s, sleep_s
 from flatout.system.nvml_child import WSL_LIBRARY, throttle_reasons
 
 # Where the driver of Windows keeps the numbers of processes, or their memory, to itself.
@@ -40,6 +40,7 @@ class NvmlGpu:
         self._unsupported: dict[str, str] = {}
         self._tensor_cores = TensorCores(nvml, handle)
         self.xid: int | None = None
+        self.xid_at: float | None = None
         self.address = ctypes.cast(handle, ctypes.c_void_p).value
         self.fixed = self._read(
             {
@@ -70,7 +71,7 @@ class NvmlGpu:
         if memory is not None:
             read |= {"memory_bytes": int(memory.total), "used_bytes": int(memory.used)}
         if self.xid is not None:
-            read["xid"] = self.xid
+            read |= {"xid": self.xid, "xid_at": self.xid_at}
         return {**self.fixed, **read, "unread": self._unread}
 
     def _rates(self) -> dict[str, Callable[[], Any]]:
@@ -251,7 +252,7 @@ class XidWatch:
             # The clean-up after a program that was ended, often by the error before it.
             is_cleanup = int(event.eventData) == _XID_CLEANUP
             if gpu is not None and not (is_cleanup and gpu.xid is not None):
-                gpu.xid = int(event.eventData)
+                gpu.xid, gpu.xid_at = int(event.eventData), now_s()
 
 
 def _text(value: bytes | str) -> str:

@@ -96,17 +96,14 @@ class RunWatch:
             try:
                 reading.read()
             except (FlatoutError, OSError):
-                # Removed, or damaged while we look: `flatout runs` names it.
-                self._let_go(path)
+                # Removed or damaged, which `flatout runs` names; or only for a moment.
+                del self._readings[path]
                 continue
             read.append(reading)
             if not reading.is_in_use and elapsed_s() - reading.used_at_s > _KEPT_S:
-                self._let_go(path)
+                del self._readings[path]
+                self._idle_since[path] = _written_ns(path)
         return read
-
-    def _let_go(self, path: Path) -> None:
-        del self._readings[path]
-        self._idle_since[path] = _written_ns(path)
 
     def _scan(self) -> None:
         with contextlib.suppress(FlatoutError, OSError):
