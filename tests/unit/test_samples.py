@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,9 +16,16 @@ from flatout.monitor.recorder import is_due
 from flatout.monitor.tensorboard import sample_scalars
 from flatout.schema.machine_sample import GpuProcess, GpuSample, HostSample, MachineSample
 from flatout.system.demo_samples import demo_sample
-from flatout.system.gpu_sampler import GpuSampler
+from flatout.system.clock import elapsed_s
+from flatout.system.gpu_sampler import GpuSampler, _SmiReader
 from flatout.system.host_sampler import HostSampler
-from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
+from flatout.system.host_system import (
+    Calls,
+    Completed,
+    LocalSystem,
+    RecordedSystem,
+    SystemRecording,
+)
 from flatout.system.machine_sampler import MachineSampler
 from flatout.system.own_processes import OwnProcesses
 from flatout.system.smi_samples import FIELDS, parse_smi_samples, query_smi
@@ -192,6 +203,73 @@ def test_use_of_a_machine_is_medians_and_highest_values() -> None:
     assert gpu.throttle_reasons == ("power-cap",)
     assert (use.num_samples, use.span_s, use.utilization, use.used_bytes) == (3, 2, 0.1, 2 * GIB)
     assert machine_use([]) is None
+
+
+def test_samples_of_a_long_run_count_by_their_time() -> None:
+    busy = [sample(2.0 * second, _used(0.9, None, 0)) for second in range(10)]
+    idle = [sample(20.0 + 60.0 * minute, _used(0.1, None, 0)) for minute in range(5)]
+    use = machine_use([*busy, *idle])
+    assert use is not None and use.gpus[0].utilization == 0.1
+    # Eight hours between a stop and a resume are none of the run's.
+    late = [sample(30_000.0 + second, _used(0.9, None, 0)) for second in range(300)]
+    use = machine_use([*busy, idle[0], *late])
+    assert use is not None and use.gpus[0].utilization == 0.9
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_reading_of_nvidia_smi_is_not_the_present_one_for_long(tmp_path: Path) -> None:
+    program, row = tmp_path / "nvidia-smi", ", ".join(["1"] * len(FIELDS))
+    program.write_text(f"#!/bin/sh\necho '{row}'\n")
+    program.chmod(0o755)
+    reader = _SmiReader(LocalSystem(), str(program), 5.0)
+    began_s = elapsed_s()
+    assert reader.take(began_s, "no NVML").gpus == ()
+    _wait_until(lambda: not reader.is_busy)
+    assert len(reader.take(began_s + 1.0, "no NVML").gpus) == 1
+    late = reader.take(began_s + 3600.0, "no NVML")
+    assert late.gpus == () and "last read 3600 s ago" in (late.reason or "")
+    _wait_until(lambda: not reader.is_busy)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_nvidia_smi_that_does_not_end_is_started_only_once(tmp_path: Path) -> None:
+    program, started = tmp_path / "nvidia-smi", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\necho x >> {started}\nread line\n")
+    program.chmod(0o755)
+    with subprocess.Popen([str(program)], stdin=subprocess.PIPE) as stuck:
+        _wait_until(started.exists)
+        reader = _SmiReader(LocalSystem(), str(program), 5.0)
+        assert "has not responded" in (reader.take(elapsed_s(), "no NVML").reason or "")
+        _wait_until(lambda: not reader.is_busy)
+        stuck.kill()
+    assert started.read_text() == "x\n"
+
+
+def test_no_second_child_while_one_is_stuck_in_the_driver() -> None:
+    class Stuck:
+        code: int | None = None
+
+        def exit_code(self) -> int | None:
+            return self.code
+
+        def end(self) -> None:
+            pass
+
+    sampler, stuck = GpuSampler(LocalSystem(), 1.0), Stuck()
+    sampler._child = stuck  # type: ignore[assignment]
+    sampler._fail("NVML: no answer", elapsed_s())
+    sampler._tend_child(elapsed_s() + 1000.0)
+    assert sampler._child is None
+    stuck.code = -9
+    sampler._tend_child(elapsed_s() + 1000.0)
+    assert sampler._child is not None
+    sampler.close()
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = elapsed_s() + 10
+    while not is_so() and elapsed_s() < until:
+        time.sleep(0.02)
 
 
 def test_memory_of_others_is_unknown_where_processes_are_not_listed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _REFUSED_PAUSE_S = 1.0, 60.0, 60.0
 _HEALTHY_S = 60.0
 # nvidia-smi takes up to a second of CPU time.
 _SMI_EVERY_S = 5.0
+# So many intervals, its last reading stands for the present one.
+_SMI_KEPT = 3
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,8 @@ class GpuSampler:
     def __init__(self, system: System, every_s: float) -> None:
         self._every_s = every_s
         self._child: _Child | None = None
+        # One that was killed, but is stuck in the driver.
+        self._stuck: _Child | None = None
         self._has_nvml = gpu_probe.has_library(system)
         program = gpu_probe.smi_program(system)
         self._smi = _SmiReader(system, program, every_s) if program else None
@@ -95,6 +100,8 @@ class GpuSampler:
         """Ends the child."""
         if self._child is not None:
             self._child.end()
+            if self._child.exit_code() is None:
+                self._stuck = self._child
             self._child = None
 
     def _why_old(self, age_s: float) -> str | None:
@@ -106,7 +113,10 @@ class GpuSampler:
         """Takes in what the child has printed; ends one that hangs, and starts the next."""
         child = self._child
         if child is None:
-            if now_s >= self._next_start_s:
+            if self._stuck is not None and self._stuck.exit_code() is not None:
+                self._stuck = None
+            # Another one would get stuck, too.
+            if now_s >= self._next_start_s and self._stuck is None:
                 self._start(now_s)
             return
         has_ended = child.exit_code() is not None
@@ -202,6 +212,7 @@ class _SmiReader:
         self._every_s = max(every_s, _SMI_EVERY_S)
         self._fields: tuple[str, ...] = FIELDS
         self._result: tuple[GpuSample, ...] | str = "nvidia-smi has not responded yet"
+        self._read_s = 0.0
         self._thread: threading.Thread | None = None
         self._next_s = 0.0
 
@@ -216,7 +227,29 @@ class _SmiReader:
             self._thread.start()
         if isinstance(self._result, str):
             return GpuReading(reason=f"{why_not_nvml}; {self._result}")
+        age_s = now_s - self._read_s
+        if age_s > _SMI_KEPT * self._every_s:
+            reason = f"nvidia-smi: last read {age_s:.0f} s ago"
+            return GpuReading(reason=f"{why_not_nvml}; {reason}")
         return GpuReading(gpus=self._result, source="nvidia-smi", reason=why_not_nvml)
 
     def _read(self) -> None:
+        if isinstance(self._result, str) and _runs_still(self._program):
+            return
+        began_s = elapsed_s()
         self._result, self._fields = query_smi(self._system, self._program, self._fields)
+        self._read_s = began_s
+
+
+def _runs_still(program: str) -> bool:
+    """Whether one that was started before is still there: killed, but stuck in the driver."""
+    import psutil
+
+    # The kernel keeps 15 characters of it.
+    name = os.path.basename(program)[:15]
+    with contextlib.suppress(psutil.Error, OSError):
+        return any(
+            child.name()[:15] == name and child.status() != psutil.STATUS_ZOMBIE
+            for child in psutil.Process().children()
+        )
+    return False

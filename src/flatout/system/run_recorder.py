@@ -39,7 +39,9 @@ class RunRecorder:
         self._thread = threading.Thread(target=self._record, daemon=True)
 
     def __enter__(self) -> RunRecorder:
-        self._thread.start()
+        # Without another thread, there are no samples.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -55,7 +57,9 @@ class RunRecorder:
             process.wait(_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            # One that is stuck in the driver ends later.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDS_WITHIN_S)
 
     def findings(self) -> list[Finding]:
         """What it has found since the last call; never waits."""
