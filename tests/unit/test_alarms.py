@@ -247,6 +247,13 @@ def test_a_disk_that_is_almost_full_is_an_alarm_at_once() -> None:
     assert states(Alarms(), iter([disk(0, 500_000)])) == [("raised", 0.0)]
 
 
+def test_a_full_disk_that_nothing_can_be_written_to_is_no_alarm() -> None:
+    full = disk(0, 0).host.disks[0]
+    image = msgspec.structs.replace(full, is_read_only=True)
+    machine = MachineSample(at=BEGAN, host=HostSample(disks=(image,)))
+    assert Alarms().take(machine, []) == []
+
+
 def run_at(second: float, *, is_in_use: bool, lines: tuple[object, ...] = ()) -> RunSample:
     """A run a while after its training has begun."""
     return RunSample(

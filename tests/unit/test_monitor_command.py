@@ -152,6 +152,7 @@ def _num_samples(text: str) -> float:
     ("arguments", "rule"),
     [
         (("--prometheus", "nowhere"), "bad-address"),
+        (("--prometheus", "two..dots:9400"), "bad-address"),
         (("--webhook", "nowhere"), "bad-webhook"),
         (("--keep", "much"), "bad-size"),
         (("-i", "0"), "wrong-usage"),
@@ -167,6 +168,14 @@ def test_bad_input_is_refused(cli: Any, arguments: tuple[str, ...], rule: str) -
 def test_dcgm_names_without_an_exporter_are_warned_of(cli: Any) -> None:
     done = cli.run("monitor", "--demo", "--dcgm-names", "--webhook", "nowhere")
     assert "`--dcgm-names` has no effect" in done.stderr
+
+
+def test_limits_of_files_in_a_demo_are_warned_of(cli: Any) -> None:
+    done = cli.run("monitor", "--demo", "--days", "3", "--keep", "1GiB", "--webhook", "nowhere")
+    assert "`--days` has no effect" in done.stderr
+    assert "`--keep` has no effect" in done.stderr
+    done = cli.run("monitor", "--demo", "--webhook", "nowhere")
+    assert "has no effect" not in done.stderr
 
 
 def test_grafana_writes_a_folder_and_says_what_is_next(cli: Any) -> None:

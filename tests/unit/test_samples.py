@@ -15,8 +15,8 @@ from flatout.monitor.machine_use import machine_use
 from flatout.monitor.recorder import is_due
 from flatout.monitor.tensorboard import sample_scalars
 from flatout.schema.machine_sample import GpuProcess, GpuSample, HostSample, MachineSample
-from flatout.system.demo_samples import demo_sample
 from flatout.system.clock import elapsed_s
+from flatout.system.demo_samples import demo_sample
 from flatout.system.gpu_sampler import GpuSampler, _SmiReader
 from flatout.system.host_sampler import HostSampler
 from flatout.system.host_system import (
@@ -123,7 +123,9 @@ def test_demo_is_the_same_at_the_same_time_and_says_what_it_is() -> None:
         sample = sampler.take()
     assert sample.source == "demo" and len(sample.gpus) == 2
     # The first card reports all that there is.
-    names = {name for name in GpuSample.__struct_fields__ if name not in ("xid", "xid_at", "unread")}
+    names = {
+        name for name in GpuSample.__struct_fields__ if name not in ("xid", "xid_at", "unread")
+    }
     assert all(getattr(sample.gpus[0], name) is not None for name in names)
 
 

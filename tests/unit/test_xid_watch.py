@@ -15,21 +15,21 @@ class _Nvml:
     class NVMLError(Exception):
         pass
 
-    class NVMLError_Timeout(NVMLError):  # noqa: N801 - NVML's name
+    class NVMLError_Timeout(NVMLError):
         pass
 
-    nvmlEventTypeXidCriticalError = 8  # noqa: N815 - NVML's name
+    nvmlEventTypeXidCriticalError = 8
 
     def __init__(self, *xids: int) -> None:
         self._xids = list(xids)
 
-    def nvmlEventSetCreate(self) -> object:  # noqa: N802 - NVML's name
+    def nvmlEventSetCreate(self) -> object:
         return object()
 
-    def nvmlDeviceRegisterEvents(self, *arguments: object) -> None:  # noqa: N802 - NVML's name
+    def nvmlDeviceRegisterEvents(self, *arguments: object) -> None:
         pass
 
-    def nvmlEventSetWait_v2(self, events: object, wait_ms: int) -> Any:  # noqa: N802 - NVML's name
+    def nvmlEventSetWait_v2(self, events: object, wait_ms: int) -> Any:
         if not self._xids:
             raise self.NVMLError_Timeout
         return SimpleNamespace(device=ctypes.c_void_p(1), eventData=self._xids.pop(0))

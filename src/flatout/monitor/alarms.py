@@ -86,7 +86,9 @@ class Alarms:
         newest = self._machine.samples[-1].gpus
         if not self._is_in_run:
             return newest
-        used = [gpu for state in self._runs.values() for gpu in newest_gpus_of(state, self._machine)]
+        used = [
+            gpu for state in self._runs.values() for gpu in newest_gpus_of(state, self._machine)
+        ]
         return tuple(gpu for gpu in newest if gpu in used)
 
     def _news(self, at: float, found: dict[_Key, Finding]) -> Iterator[Alarm]:

@@ -271,7 +271,7 @@ def _readings(gpu: GpuSample) -> Iterator[str]:
 
 
 def _disk_filling(history: MachineHistory, disk: DiskSample) -> Finding | None:
-    if disk.total_bytes <= 0:
+    if disk.total_bytes <= 0 or disk.is_read_only:
         return None
     share = disk.free_bytes / disk.total_bytes
     points = [

@@ -15,11 +15,15 @@ _WIDTH, _HEIGHT = 12, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A chart. unit: Grafana's name of it. queries: PromQL with the legend of its lines."""
+    """A chart. unit: Grafana's name of it. queries: PromQL with the legend of its lines.
+
+    least, most: of its axis; None where the values decide.
+    """
 
     title: str
     unit: str
     queries: tuple[tuple[str, str], ...]
+    least: float | None = 0
     most: float | None = None
 
 
@@ -38,7 +42,7 @@ PANELS = (
           queries=_of_gpus("flatout_gpu_utilization_ratio")),
     Panel(title="Samples per second", unit="short",
           queries=_of_runs("flatout_run_samples_per_second")),
-    Panel(title="Training loss", unit="short", queries=_of_runs("flatout_run_loss")),
+    Panel(title="Training loss", unit="short", least=None, queries=_of_runs("flatout_run_loss")),
     Panel(title="GPU memory in use", unit="bytes",
           queries=_of_gpus("flatout_gpu_memory_used_bytes")),
     Panel(title="GPU temperature", unit="celsius",
@@ -98,7 +102,9 @@ def _variables() -> Iterator[dict[str, Any]]:
 
 
 def _panel(number: int, panel: Panel) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": {"fillOpacity": 10}}
+    defaults: dict[str, Any] = {"unit": panel.unit, "custom": {"fillOpacity": 10}}
+    if panel.least is not None:
+        defaults["min"] = panel.least
     if panel.most is not None:
         defaults["max"] = panel.most
     return {

@@ -70,11 +70,15 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DiskSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file system that flatout or its data uses; path: where it is mounted."""
+    """A file system that flatout or its data uses; path: where it is mounted.
+
+    is_read_only: nothing can be written to it, such as an image with data.
+    """
 
     path: str
     total_bytes: int
     free_bytes: int
+    is_read_only: bool = False
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,10 +138,22 @@ class _SpaceReader:
             mount = _mount(path)
             try:
                 usage = shutil.disk_usage(mount)
+                is_read_only = _is_read_only(mount)
             except OSError:
                 continue
-            disks[mount] = DiskSample(path=mount, total_bytes=usage.total, free_bytes=usage.free)
+            disks[mount] = DiskSample(
+                path=mount,
+                total_bytes=usage.total,
+                free_bytes=usage.free,
+                is_read_only=is_read_only,
+            )
         self._disks = tuple(disks.values())
+
+
+def _is_read_only(mount: str) -> bool:
+    if sys.platform == "win32":
+        return False
+    return bool(os.statvfs(mount).f_flag & os.ST_RDONLY)
 
 
 def _mount(path: str) -> str:

@@ -47,7 +47,8 @@ def started(host: str, port: int, start: Callable[[str, int], T]) -> T:
             # There, a second server would get the port, too.
             _check_free(host, port)
         return start(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # The latter of a host that cannot be a name, such as one with two dots.
         raise _not_started(host, port, error) from error
 
 
@@ -58,9 +59,11 @@ def _check_free(host: str, port: int) -> None:
         probe.bind(address)
 
 
-def _not_started(host: str, port: int, error: OSError) -> UsageError:
+def _not_started(host: str, port: int, error: OSError | UnicodeError) -> UsageError:
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if error.errno == errno.EADDRINUSE:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if number == errno.EADDRINUSE:
         return UsageError(
             "port-in-use",
             f"port {port} is already in use on {host}.",
@@ -69,16 +72,16 @@ def _not_started(host: str, port: int, error: OSError) -> UsageError:
             if port < 65535
             else "choose another port",
         )
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if number in (errno.EACCES, errno.EPERM):
         return UsageError(
             "port-in-use",
             f"port {port} on {host} may not be used.",
-            because=error.strerror,
+            because=reason,
             fix="choose a port above 1023: --prometheus :9400",
         )
     return UsageError(
         "bad-address",
         f"{place} is not an address of this computer.",
-        because=error.strerror or str(error),
+        because=reason,
         fix="leave the host out, or use 0.0.0.0 for all addresses of this computer",
     )

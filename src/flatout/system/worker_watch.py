@@ -10,7 +10,6 @@ from typing import Any
 
 from flatout.schema.alarm import WorkerSample
 
-
 # What `schema/worker_command.py` starts.
 _WORKERS = ("flatout.engine.training.worker", "flatout.engine.launch")
 

@@ -38,14 +38,7 @@ from flatout.cli.options import json_document
 @click.option("--demo", "is_demo", is_flag=True, help="Show an invented machine; store nothing.")
 @json_document
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    is_json: bool,
-    has_dcgm_names: bool,
-    command_line: str | None,
-    **others: Any,
-) -> None:
+def command(context: click.Context, /, is_json: bool, is_demo: bool, **options: Any) -> None:
     """Sample this machine and its runs, and warn of problems, until Ctrl-C.
 
     Samples go to daily files. Alarms go to the terminal, a webhook or a command.
@@ -60,11 +53,22 @@ def command(
     from flatout.schema.finding import option_without_effect
 
     request = monitor_api.MonitorRequest(
-        has_dcgm_names=has_dcgm_names, command=command_line, **others
+        every_s=options["every_s"],
+        days=options["days"],
+        keep=options["keep"],
+        address=options["address"],
+        has_dcgm_names=options["has_dcgm_names"],
+        webhook=options["webhook"],
+        command=options["command_line"],
+        is_demo=is_demo,
     )
-    if has_dcgm_names and request.address is None:
+    if request.has_dcgm_names and request.address is None:
         because = "nothing is exported"
         show.print_finding(option_without_effect("--dcgm-names", because, "add --prometheus :9400"))
+    for name in ("days", "keep") if is_demo else ():
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            because = "--demo stores nothing"
+            show.print_finding(option_without_effect(f"--{name}", because, "leave it out"))
     with monitor_api.interrupts() as interrupts, MonitorDisplay(is_quiet=is_json) as display:
         for news in monitor_api.monitor(request, interrupts):
             display.take(news)

@@ -27,10 +27,6 @@ class SampleFile:
         """Adds a sample in one write."""
         self._lines.append(sample)
 
-    def size_bytes(self) -> int:
-        """The present size of the file."""
-        return self._lines.size_bytes()
-
 
 def read_samples(path: Path) -> Iterator[MachineSample]:
     """The samples of a file, oldest first; none of a missing file.
