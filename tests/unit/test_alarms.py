@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +24,7 @@ from flatout.schema.machine_sample import (
     HostSample,
     MachineSample,
 )
-from flatout.schema.run_lines import Failed, Stopped
+from flatout.schema.run_lines import Failed, RecipeSet, Stopped
 
 ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
 LIMIT_S = 30.0
@@ -179,6 +181,15 @@ def test_a_run_is_warned_only_of_the_gpus_that_it_uses() -> None:
         for alarm in alarms.take(gpus_at(at, own, other), [run_at(at, is_in_use=True)])
     ]
     assert [alarm.subject for alarm in found] == ["GPU 0"]
+
+
+def test_a_run_on_the_cpu_is_warned_of_no_gpu() -> None:
+    recipe: Any = SimpleNamespace(device=SimpleNamespace(value="cpu"))
+    lines = (RecipeSet(at=BEGAN, step=0, recipe=recipe),)
+    alarms = Alarms(is_in_run=True)
+    machine = gpus_at(0, GpuSample(index=0, xid=79, xid_at=BEGAN))
+    assert alarms.take(machine, [run_at(0, is_in_use=True, lines=lines)]) == []
+    assert len(Alarms(is_in_run=True).take(machine, [run_at(0, is_in_use=True)])) == 1
 
 
 def test_a_run_that_hangs_is_not_warned_of_in_the_run() -> None:

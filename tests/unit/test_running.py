@@ -194,6 +194,14 @@ def test_recorder_that_cannot_start_or_dies_disturbs_nothing(
         assert running.findings() == []
 
 
+def test_run_goes_on_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    running = RunRecorder(tmp_path)
+    # One that was started already cannot be started.
+    running._thread.start()
+    with running:
+        assert running.findings() == []
+
+
 def test_recorder_writes_samples_until_its_stdin_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
