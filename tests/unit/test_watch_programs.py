@@ -116,6 +116,23 @@ def test_a_shell_reports_a_signal_as_ever(home: Path) -> None:
     assert done.stdout.split() == [b"137"]
 
 
+@needs_posix
+def test_where_the_system_does_not_wait_for_signals_the_end_is_still_known() -> None:
+    # As on macOS: a wait that takes the program's end away leaves nothing to ask for.
+    code = (
+        f"import sys; sys.path.insert(0, {SRC!r})\n"
+        "from flatout.system.watched_program import WatchedProgram\n"
+        "sys.platform = 'darwin'\n"
+        "program = WatchedProgram([sys.executable, '-c', 'import time; time.sleep(0.3)'], None)\n"
+        "while not program.wait(1.0): pass\n"
+        "print(program.end.exit_code, program.end.cpu_s > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "True"], "")
+
+
 @pytest.fixture
 def listening(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A watched program that has begun to listen to signals."""
