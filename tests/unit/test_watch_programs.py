@@ -176,6 +176,30 @@ def test_a_reader_that_closes_the_pipe_ends_the_program(home: Path) -> None:
     assert process.wait(timeout=60) == 1
 
 
+@pytest.mark.parametrize(
+    ("broken", "is_sampling"),
+    [
+        ("import flatout.system.process_tree as m; m.ProcessTree.take = None", True),
+        ("import flatout.system.machine_sampler as m; m.MachineSampler.__enter__ = None", True),
+        ("import flatout.cli.render.show_watch as m; m.print_summary = None", False),
+        ("import flatout.monitor.watch as m; m.Watch.ticks = None", False),
+    ],
+)
+def test_a_fault_of_flatout_leaves_the_program_alone(
+    home: Path, broken: str, is_sampling: bool
+) -> None:
+    code = "import time; time.sleep(1); print('done'); raise SystemExit(5)"
+    start = START.replace("import flatout.__main__", f"{broken}; import flatout.__main__")
+    done = subprocess.run(
+        [sys.executable, "-c", start, "watch", *python(code)], capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (5, [b"done"])
+    assert (b"flatout itself failed" in done.stderr) is not is_sampling
+    if is_sampling:
+        assert "TypeError" in record(home)["unread"]["sampling"]
+
+
 def test_what_is_left_behind_still_prints(home: Path) -> None:
     late = "import time; time.sleep(2); print('late', flush=True)"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {late!r}])"
