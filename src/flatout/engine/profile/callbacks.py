@@ -28,8 +28,13 @@ class _Recording:
         self._loop: ObservedLoop | None = None
 
     def begin(self, *, is_first_rank: bool) -> None:
-        """The training begins; only its first rank is profiled."""
-        if is_first_rank and self._recorder is None:
+        """The training begins; only its first rank is profiled, and only until there is a report.
+
+        Transformers does not report that one has failed: it ends here.
+        """
+        self.end()
+        has_report = self._recorder is not None and self._recorder.has_report
+        if is_first_rank and not has_report:
             self._recorder = StepRecorder(
                 self._subject, flatout.print_profile, num_steps=self._num_steps
             )
