@@ -94,7 +94,7 @@ def _harmless(
     """Nothing that goes wrong in it reaches the loop: it costs the report."""
 
     @functools.wraps(method)
-    def called(self: StepRecorder, *values: _Given.args, **named: _Given.kwargs) -> None:
+    def called(self: StepRecorder, /, *values: _Given.args, **named: _Given.kwargs) -> None:
         try:
             method(self, *values, **named)
         except Exception as error:  # noqa: BLE001 - the training is worth more than its profile
@@ -282,7 +282,7 @@ class StepRecorder:
         self._began_s = elapsed_s()
 
     def _begin_profile(self) -> None:
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             self.abandon(_PROFILES_ITSELF)
             return
         activities = [ProfilerActivity.CPU]
