@@ -257,6 +257,23 @@ def test_validation_is_no_part_of_a_step() -> None:
     assert sum(line.seconds for line in sleeping) < 1.1 * report.mean_step_s
 
 
+def test_what_follows_the_last_step_is_no_part_of_it() -> None:
+    from flatout.engine.profile.script_steps import StepRecorder
+
+    reports: list[Any] = []
+    recorder = StepRecorder("it", reports.append)
+    while recorder.phase != "profiled":
+        recorder.step_ended()
+        time.sleep(0.005)
+    for _ in range(3):
+        time.sleep(0.005)
+        recorder.step_ended()
+    time.sleep(1)
+    recorder.stop()
+    [report] = reports
+    assert report.profiled_step_s < 0.1
+
+
 def test_an_error_of_the_recorder_does_not_reach_the_loop() -> None:
     from flatout.engine.profile.script_steps import StepRecorder
 
@@ -278,6 +295,24 @@ def test_a_loop_under_torchs_own_profiler_is_given_up() -> None:
         made_steps(recorder, 60)
     assert "torch.profiler itself" in str(recorder.too_short_text())
     assert len(profiler.events()) > 100
+
+
+def test_a_training_that_failed_does_not_stay_observed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from flatout.engine.profile.callbacks import LoopRecording
+
+    before = _BaseDataLoaderIter.__next__
+    recording = LoopRecording("it", None)
+    recording.begin(is_first_rank=True)
+    # The first one has failed, of which Transformers says nothing.
+    recording.begin(is_first_rank=True)
+    assert "no profile of 0 steps" in capsys.readouterr().out
+    assert _BaseDataLoaderIter.__next__ is not before
+    recording.end()
+    assert _BaseDataLoaderIter.__next__ is before
 
 
 def test_lightning_callback_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
