@@ -39,3 +39,17 @@ def test_a_program_that_is_killed_has_no_profile_for_that_reason() -> None:
     done = profiled("--", sys.executable, "-c", code)
     assert done.returncode == -9
     assert "was killed by SIGKILL before its profile" in done.stderr
+
+
+def test_keras_without_torch_does_not_get_torch(tmp_path: Path) -> None:
+    folder = tmp_path / "keras" / "src" / "optimizers"
+    folder.mkdir(parents=True)
+    method = "class BaseOptimizer:\n    def apply(self):\n        return 'applied'\n"
+    (folder / "base_optimizer.py").write_text(method)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom keras.src.optimizers.base_optimizer import BaseOptimizer\n"
+        "print(BaseOptimizer().apply(), 'torch' in sys.modules, 'msgspec' in sys.modules)"
+    )
+    done = profiled("--", sys.executable, str(script))
+    assert done.stdout == "applied False False\n"
