@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.profile.data_probes import cut, padding_of, repeated
+from flatout.engine.profile.data_probes import cut, data_probes, padding_of, repeated
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.report import Profiler
@@ -229,3 +232,33 @@ def test_batch_is_repeated_only_when_each_tensor_has_a_row_for_each_sample() -> 
     assert repeated((torch.ones(4, 2), torch.ones(4)), 4, 3)[0].shape == (12, 2)
     with pytest.raises(ValueError, match="row for each sample"):
         repeated((torch.ones(4, 2), torch.ones(3)), 4, 3)
+
+
+def test_no_more_samples_are_kept_than_a_step_has() -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = 0
+
+    class Images:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> Any:
+            nonlocal most
+            sample = torch.full((8,), index)
+            alive.add(sample)
+            most = max(most, len(alive))
+            time.sleep(0.001)
+            return sample
+
+    session: Any = SimpleNamespace(
+        train_data=Images(),
+        recipe=SimpleNamespace(loader_workers=SimpleNamespace(value=0)),
+        experiment=SimpleNamespace(collate=torch.stack),
+        facts=SimpleNamespace(num_cores=2),
+        device=torch.device("cpu"),
+    )
+    probes, lines, _ = data_probes(session, 0.02, 16)
+    assert most <= 18
+    assert len(probes) == 2
+    # Of a step's samples, not of all that were read.
+    assert 0.016 < sum(line.seconds for line in lines) < 0.1

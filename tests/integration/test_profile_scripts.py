@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ PLAIN = str(ROOT / "examples" / "watched" / "plain.py")
 SLOW_DATA = """
 import sys, time
 import torch
+import torch.optim.optimizer as hooks
 from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
@@ -37,7 +39,8 @@ for epoch in range(6):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-print(f"{loss.item():.9f}")
+# What is attached does not stay.
+print(f"{loss.item():.9f}:{len(sys.meta_path)}:{len(hooks._global_optimizer_post_hooks)}")
 sys.exit(7)
 """
 
@@ -215,6 +218,101 @@ def test_nothing_is_attached_after_the_report() -> None:
     assert _BaseDataLoaderIter.__next__ is before
     assert len(optimizers._global_optimizer_post_hooks) == num_hooks
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def made_steps(recorder: Any, seconds: float, *, validation_s: float = 0.0) -> None:
+    """Steps of 5 ms until the recorder is through; a validation after each twenty."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from flatout.engine.profile.script_steps import ObservedLoop
+
+    model = torch.nn.Linear(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(160, 64)), batch_size=8)
+    end = time.monotonic() + seconds
+    with ObservedLoop(recorder):
+        while recorder.phase != "over" and time.monotonic() < end:
+            for (batch,) in loader:
+                model(batch).sum().backward()
+                time.sleep(0.005)
+                optimizer.step()
+            if validation_s:
+                with torch.no_grad():
+                    model(next(iter(loader))[0])
+                    time.sleep(validation_s)
+    recorder.stop()
+
+
+def test_validation_is_no_part_of_a_step() -> None:
+    from flatout.engine.profile.script_steps import StepRecorder
+
+    reports: list[Any] = []
+    made_steps(StepRecorder("it", reports.append), 60, validation_s=0.1)
+    [report] = reports
+    assert report.sampled_step_s < 1.5 * report.mean_step_s
+    slow = [line for line in report.lines if line.text == "time.sleep(validation_s)"]
+    assert sum(line.seconds for line in slow) < 0.1 * report.mean_step_s
+    sleeping = [line for line in report.lines if line.text == "time.sleep(0.005)"]
+    assert sum(line.seconds for line in sleeping) < 1.1 * report.mean_step_s
+
+
+def test_what_follows_the_last_step_is_no_part_of_it() -> None:
+    from flatout.engine.profile.script_steps import StepRecorder
+
+    reports: list[Any] = []
+    recorder = StepRecorder("it", reports.append)
+    while recorder.phase != "profiled":
+        recorder.step_ended()
+        time.sleep(0.005)
+    for _ in range(3):
+        time.sleep(0.005)
+        recorder.step_ended()
+    time.sleep(1)
+    recorder.stop()
+    [report] = reports
+    assert report.profiled_step_s < 0.1
+
+
+def test_an_error_of_the_recorder_does_not_reach_the_loop() -> None:
+    from flatout.engine.profile.script_steps import StepRecorder
+
+    def failing(report: Any) -> None:
+        raise OSError("no space")
+
+    recorder = StepRecorder("it", failing)
+    made_steps(recorder, 60)
+    assert recorder.problem == "OSError: no space"
+
+
+def test_a_loop_under_torchs_own_profiler_is_given_up() -> None:
+    import torch
+
+    from flatout.engine.profile.script_steps import StepRecorder
+
+    recorder = StepRecorder("it", lambda report: None)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        made_steps(recorder, 60)
+    assert "torch.profiler itself" in str(recorder.too_short_text())
+    assert len(profiler.events()) > 100
+
+
+def test_a_training_that_failed_does_not_stay_observed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from flatout.engine.profile.callbacks import LoopRecording
+
+    before = _BaseDataLoaderIter.__next__
+    recording = LoopRecording("it", None)
+    recording.begin(is_first_rank=True)
+    # The first one has failed, of which Transformers says nothing.
+    recording.begin(is_first_rank=True)
+    assert "no profile of 0 steps" in capsys.readouterr().out
+    assert _BaseDataLoaderIter.__next__ is not before
+    recording.end()
+    assert _BaseDataLoaderIter.__next__ is before
 
 
 def test_lightning_callback_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:

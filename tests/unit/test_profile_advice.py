@@ -6,6 +6,7 @@ import pytest
 from support.step_profiles import MS, line, probe, report
 
 from flatout.monitor.advice import MOST_ADVICE, advice_for
+from flatout.monitor.script_advice import script_advice
 from flatout.schema.step_profile import OperatorProbe, Part, StepProfile, StepTraits
 
 
@@ -199,3 +200,12 @@ def test_small_operators_are_compiled_when_that_is_possible() -> None:
     assert (found.id, found.changes) == ("tiny-operators", {"compiled": "loss"})
     made = report(parts, traits=StepTraits(num_operators=900, not_compiled="no compiler"))
     assert advice_for(made)[0].changes == {}
+
+
+def test_workers_come_before_a_change_that_rounds_when_both_gain_alike() -> None:
+    made = report(
+        {"data": 2 * MS, "matrix": 8 * MS},
+        settings={"loader workers": "0", "CPUs": "8"},
+        probes=(probe("fp32-without-need", 0.7),),
+    )
+    assert [one.id for one in script_advice(made)] == ["loader-starved", "fp32-without-need"]

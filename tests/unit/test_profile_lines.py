@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import sysconfig
 import time
 from pathlib import Path
+
+import pytest
 
 from flatout.engine.profile.lines import LineSampler, is_user_code
 
@@ -48,6 +52,39 @@ def test_sampler_counts_nothing_when_it_does_not_run() -> None:
         pass
     spin(0.05)
     assert all(line.seconds < 0.03 for line in sampler.lines(1))
+
+
+needs_timer = pytest.mark.skipif(sys.platform == "win32", reason="needs a timer of POSIX")
+
+
+@needs_timer
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_program_keeps_its_own_alarm(is_first: bool) -> None:
+    heard: list[int] = []
+
+    def begin() -> None:
+        signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+        heard.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        if is_first:
+            begin()
+            # A handler is enough: the timer may be set at any time.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        sampler = LineSampler()
+        with sampler.running():
+            if is_first:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+            else:
+                begin()
+            spin(0.03)
+        spin(0.15)
+        assert len(heard) == 1
+        assert (sampler.problem is not None) is is_first
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_libraries_are_not_the_users_code() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from support.step_profiles import MS, line, probe, report
 
 from flatout.cli.render.show_profile import (
@@ -11,6 +12,7 @@ from flatout.cli.render.show_profile import (
     cut,
     line_lines,
     memory_lines,
+    print_profile,
     sorted_rows,
     split_lines,
     table_lines,
@@ -127,3 +129,13 @@ def test_page_loads_nothing_and_escapes_what_an_experiment_says() -> None:
 def test_report_is_the_same_after_json() -> None:
     made = whole()
     assert msgspec.json.decode(msgspec.json.encode(made), type=StepProfile) == made
+
+
+@pytest.mark.parametrize(("reason", "is_open"), [(None, True), ("it is slower here", False)])
+def test_prove_is_offered_only_for_what_was_not_tried(
+    capsys: pytest.CaptureFixture[str], reason: str | None, is_open: bool
+) -> None:
+    made = whole()
+    advice = tuple(msgspec.structs.replace(one, not_proved=reason) for one in advice_for(made))
+    print_profile(msgspec.structs.replace(made, advice=advice), View())
+    assert ("add --prove" in capsys.readouterr().out) is is_open

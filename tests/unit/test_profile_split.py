@@ -6,7 +6,7 @@ import pytest
 
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.kinds import is_pageable_copy, kernel_part, operator_part
-from flatout.engine.profile.memory import Allocation, last_step, peak_use
+from flatout.engine.profile.memory import Allocation, last_step, of_device, peak_use
 from flatout.engine.profile.split import ON_CPU, MeasuredSteps, window_of
 from flatout.engine.profile.tables import OPTIMIZER, OUTSIDE, moved_bytes
 from flatout.engine.profile.trace_event import BEGIN, LAYER, MARK, TraceEvent
@@ -207,6 +207,19 @@ def test_moved_bytes_count_inputs_and_one_result() -> None:
     assert moved_bytes("", "float") == 0
 
 
+def test_a_synchronization_within_another_is_the_same_one() -> None:
+    events = [
+        *marks((BEGIN, 0)),
+        event("aten::is_nonzero", 0, 3),
+        event("aten::item", 0, 3, parent=1),
+        event("aten::_local_scalar_dense", 0, 3, parent=2),
+        event("cudaStreamSynchronize", 1, 3, parent=3),
+        event("cudaDeviceSynchronize", 4, 5),
+        *marks(("step", 6)),
+    ]
+    assert profile_report(events, plain(6 * MS)).num_syncs * plain(6 * MS).num_profiled == 2
+
+
 def allocation(at_s: float, address: int, num_bytes: int, holder: str = "a") -> Allocation:
     return Allocation(at_s=at_s, address=address, num_bytes=num_bytes, holder=holder)
 
@@ -228,6 +241,13 @@ def test_peak_names_what_is_held_then() -> None:
         ("weights", 1000), ("loss", 300), ("layer", 100),
     ]  # fmt: skip
     assert [num_bytes for _, num_bytes in use.timeline] == [1400, 1100, 1150]
+
+
+def test_memory_of_the_computer_does_not_count_where_there_is_a_gpu() -> None:
+    batch = allocation(1.0, 1, 100)
+    weights = Allocation(at_s=1.0, address=1, num_bytes=300, holder="a", is_device=True)
+    assert list(of_device([batch, weights])) == [weights]
+    assert list(of_device([batch])) == [batch]
 
 
 def test_peak_is_unknown_when_nothing_was_allocated() -> None:

@@ -116,6 +116,23 @@ def test_a_shell_reports_a_signal_as_ever(home: Path) -> None:
     assert done.stdout.split() == [b"137"]
 
 
+@needs_posix
+def test_where_the_system_does_not_wait_for_signals_the_end_is_still_known() -> None:
+    # As on macOS: a wait that takes the program's end away leaves nothing to ask for.
+    code = (
+        f"import sys; sys.path.insert(0, {SRC!r})\n"
+        "from flatout.system.watched_program import WatchedProgram\n"
+        "sys.platform = 'darwin'\n"
+        "program = WatchedProgram([sys.executable, '-c', 'import time; time.sleep(0.3)'], None)\n"
+        "while not program.wait(1.0): pass\n"
+        "print(program.end.exit_code, program.end.cpu_s > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "True"], "")
+
+
 @pytest.fixture
 def listening(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A watched program that has begun to listen to signals."""
@@ -157,6 +174,30 @@ def test_a_reader_that_closes_the_pipe_ends_the_program(home: Path) -> None:
     process.stdout.close()
     # As Python ends: its output is gone.
     assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "is_sampling"),
+    [
+        ("import flatout.system.process_tree as m; m.ProcessTree.take = None", True),
+        ("import flatout.system.machine_sampler as m; m.MachineSampler.__enter__ = None", True),
+        ("import flatout.cli.render.show_watch as m; m.print_summary = None", False),
+        ("import flatout.monitor.watch as m; m.Watch.ticks = None", False),
+    ],
+)
+def test_a_fault_of_flatout_leaves_the_program_alone(
+    home: Path, broken: str, is_sampling: bool
+) -> None:
+    code = "import time; time.sleep(1); print('done'); raise SystemExit(5)"
+    start = START.replace("import flatout.__main__", f"{broken}; import flatout.__main__")
+    done = subprocess.run(
+        [sys.executable, "-c", start, "watch", *python(code)], capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (5, [b"done"])
+    assert (b"flatout itself failed" in done.stderr) is not is_sampling
+    if is_sampling:
+        assert "TypeError" in record(home)["unread"]["sampling"]
 
 
 def test_what_is_left_behind_still_prints(home: Path) -> None:

@@ -7,7 +7,7 @@ code are judged by their text and their time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flatout.monitor.advice_lines import line_advice
 from flatout.monitor.advice_words import WORDS, Words
@@ -33,9 +33,10 @@ _CAUSES = ("synchronization", "printing", "python-loop")
 _ROUNDING, _OTHER_RESULT = 0.6, 0.35
 
 
-def advice_for(report: StepProfile) -> tuple[Advice, ...]:
-    """The changes that would bring most, best first."""
+def advice_for(report: StepProfile, further: Sequence[Advice] = ()) -> tuple[Advice, ...]:
+    """The changes that would bring most, best first; further: candidates from elsewhere."""
     found = [
+        *further,
         *_of_probes(report),
         *_loader(report),
         *_larger_batch(report),

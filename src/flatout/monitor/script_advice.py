@@ -14,13 +14,8 @@ _MOST_WORKERS = 8
 
 def script_advice(report: StepProfile) -> tuple[Advice, ...]:
     """The changes that would bring most, best first."""
-    found = advice_for(report)
     workers = _workers(report)
-    if workers is None:
-        return found
-    # A loader that reads ahead makes its lines matter less.
-    others = tuple(one for one in found if one.id != "loader-starved")
-    return tuple(sorted((workers, *others), key=lambda one: one.speedup.middle, reverse=True))[:3]
+    return advice_for(report, () if workers is None else (workers,))
 
 
 def _workers(report: StepProfile) -> Advice | None:

@@ -24,6 +24,7 @@ from flatout.system.store.sample_file import SampleFile
 from flatout.system.watched_program import WatchedProgram
 
 if TYPE_CHECKING:
+    from flatout.system.machine_sampler import MachineSampler
     from flatout.system.process_tree import ProcessTree
 
 # A line that is looked at is drawn as often.
@@ -63,6 +64,53 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     unread: dict[str, str] = {}
 
 
+class _SampleLog:
+    """The samples of a program, summed up and written. What fails costs a sample, not the program.
+
+    Args:
+        path: their file, which is made with the first one.
+        unread: of the record; what has failed is added.
+    """
+
+    def __init__(self, path: Path, unread: dict[str, str]) -> None:
+        self.totals = Totals()
+        self._path = path
+        self._unread = unread
+        self._file: SampleFile | None = None
+
+    def taken(self, sampler: MachineSampler, tree: ProcessTree | None) -> WatchSample | None:
+        """A sample, which is also summed up; None if it has failed."""
+        try:
+            sample = _with_program(sampler.take(), tree)
+            self.totals.take(sample)
+        except Exception as error:  # noqa: BLE001 - the next one may work
+            self.fail(error)
+            return None
+        return sample
+
+    def fail(self, error: Exception) -> None:
+        """Notes why samples are missing."""
+        self._unread["sampling"] = f"{type(error).__name__}: {error}"
+
+    def append(self, sample: WatchSample) -> None:
+        """Writes one, unless that has failed before."""
+        if "samples" in self._unread:
+            return
+        try:
+            if self._file is None:
+                self._file = SampleFile(self._path)
+            self._file.append(sample)
+        except FlatoutError as error:
+            # A full disk costs the record, not the program.
+            self._unread["samples"] = error.because or error.problem
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            with contextlib.suppress(FlatoutError):
+                self._file.__exit__()
+
+
 class Watch:
     """A running program. Use as a context manager.
 
@@ -100,18 +148,18 @@ class Watch:
             raise
         self._unread: dict[str, str] = {}
         self._took_s = 0.0
-        self._samples: SampleFile | None = None
-        self._totals = Totals()
+        self._samples = _SampleLog(self._folder.samples, self._unread)
         self._facts = _begin_facts(request.program)
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        # Whatever has failed here: without us, its signals and its output are gone.
+        while not self._program.wait(_LIVE_S):
+            pass
         self._program.close()
-        if self._samples is not None:
-            with contextlib.suppress(FlatoutError):
-                self._samples.__exit__()
+        self._samples.close()
         self._lock.release()
 
     def ticks(self) -> Iterator[WatchTick | LeftBehind]:
@@ -120,6 +168,16 @@ class Watch:
             self._took_s = elapsed_s() - self._begin_s
             yield from self._last_output()
             return
+        try:
+            yield from self._sampled()
+        except Exception as error:  # noqa: BLE001 - the program goes on
+            self._samples.fail(error)
+            while not self._program.wait(_LIVE_S):
+                pass
+            self._took_s = elapsed_s() - self._begin_s
+        yield from self._last_output()
+
+    def _sampled(self) -> Iterator[WatchTick]:
         # Only now, while the program starts: it takes a moment to import.
         from flatout.system.machine_sampler import MachineSampler
         from flatout.system.process_tree import ProcessTree
@@ -130,25 +188,24 @@ class Watch:
         written_s = 0.0
         with MachineSampler(every_s=_GPUS_EVERY_S) as sampler:
             while True:
-                sample = _with_program(sampler.take(), tree)
+                sample = self._samples.taken(sampler, tree)
                 took_s = elapsed_s() - self._begin_s
-                self._totals.take(sample)
-                if before is None or took_s - written_s >= interval_s(took_s):
-                    self._append(sample)
-                    written_s = took_s
-                cpus = None if before is None else cpus_between(before, sample)
-                yield WatchTick(elapsed_s=took_s, sample=sample, cpus=cpus)
-                before = sample
+                if sample is not None:
+                    if before is None or took_s - written_s >= interval_s(took_s):
+                        self._samples.append(sample)
+                        written_s = took_s
+                    cpus = None if before is None else cpus_between(before, sample)
+                    yield WatchTick(elapsed_s=took_s, sample=sample, cpus=cpus)
+                    before = sample
                 pause_s = interval_s(took_s)
                 if self._program.has_line:
                     pause_s = min(pause_s, _LIVE_S)
                 if self._program.wait(pause_s):
                     break
             self._took_s = elapsed_s() - self._begin_s
-            last = _with_program(sampler.take(), None)
-            self._totals.take(last)
-            self._append(last)
-        yield from self._last_output()
+            last = self._samples.taken(sampler, None)
+            if last is not None:
+                self._samples.append(last)
 
     def _last_output(self) -> Iterator[LeftBehind]:
         self._program.close()
@@ -171,6 +228,12 @@ class Watch:
         """Whether there is a line to show."""
         return self._program.has_line
 
+    @property
+    def exit_code(self) -> int:
+        """Of the ended program; below zero for a signal."""
+        assert self._program.end is not None
+        return self._program.end.exit_code
+
     def finish(self) -> WatchRecord:
         """The record of the ended program, which is also written."""
         end = self._program.end
@@ -181,12 +244,12 @@ class Watch:
             self._unread["machine"] = f"it was not read within {_FACTS_S:g} s"
         else:
             self._unread |= facts.unread
-        waited, reasons = self._disk_wait()
+        waited, reasons = _disk_wait(self._disk_s, self._took_s)
         has_output = self._folder.output.exists() and self._folder.output.stat().st_size > 0
         record = msgspec.structs.replace(
             self._record,
             exit_code=end.exit_code,
-            time=self._totals.outside(
+            time=self._samples.totals.outside(
                 self._took_s,
                 cpu_s=end.cpu_s,
                 rss_bytes=end.rss_bytes,
@@ -205,25 +268,6 @@ class Watch:
         """Writes the record again, with more in it."""
         return self._write(record)
 
-    def _disk_wait(self) -> tuple[float | None, dict[str, str]]:
-        now = disk_wait_s()
-        for read in (self._disk_s, now):
-            if isinstance(read, Unread):
-                return None, {"disk_wait": read.reason}
-        assert not isinstance(now, Unread) and not isinstance(self._disk_s, Unread)
-        return min(1.0, max(0.0, now - self._disk_s) / max(self._took_s, 1e-9)), {}
-
-    def _append(self, sample: WatchSample) -> None:
-        if "samples" in self._unread:
-            return
-        try:
-            if self._samples is None:
-                self._samples = SampleFile(self._folder.samples)
-            self._samples.append(sample)
-        except FlatoutError as error:
-            # A full disk costs the record, not the program.
-            self._unread["samples"] = error.because or error.problem
-
     def _write(self, record: WatchRecord) -> WatchRecord:
         try:
             watched_folder.write_record(self._folder, record)
@@ -231,6 +275,16 @@ class Watch:
             reason = error.because or error.problem
             return msgspec.structs.replace(record, unread={**record.unread, "record": reason})
         return record
+
+
+def _disk_wait(before: float | Unread, took_s: float) -> tuple[float | None, dict[str, str]]:
+    """The share of a time in which a program waited for a disk, or why it is unknown."""
+    now = disk_wait_s()
+    if isinstance(before, Unread):
+        return None, {"disk_wait": before.reason}
+    if isinstance(now, Unread):
+        return None, {"disk_wait": now.reason}
+    return min(1.0, max(0.0, now - before) / max(took_s, 1e-9)), {}
 
 
 def _with_program(sample: MachineSample, tree: ProcessTree | None) -> WatchSample:

@@ -2,7 +2,7 @@
 
 The hook (`engine/profile/hook`) writes a file into the folder that it is given, named after its
 process: `profile-PID.json` (StepProfile), `short-PID.json` (`{"num_made": N}`: only so many steps),
-or `problem-PID.json` (a text).
+or `problem-PID.json` (a text). A trace is `trace-PID.json`.
 """
 
 from __future__ import annotations
@@ -35,4 +35,4 @@ class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     packages: dict[str, str]
     num_steps: int | None = None
-    trace: str | None = None
+    has_trace: bool = False

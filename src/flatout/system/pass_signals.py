@@ -20,6 +20,8 @@ from flatout.system.clock import elapsed_s, sleep_s
 _NAMES = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _NUMBERS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 _POLL_S = 0.02
+# Where a system does not wait for signals: how often it is looked at whether it has ended.
+_LOOK_S = 0.05
 # A program that handles Ctrl-Z does not stop.
 _STOP_LIMIT_S = 0.5
 
@@ -85,9 +87,13 @@ class SignalRelay:
         Returns:
             The signal; None after that time, and where something else has happened.
         """
-        if sys.platform != "linux":
+        if sys.platform == "win32":
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, limit_s))
+            return None
+        if sys.platform != "linux":
+            # Its end is left to who asks what it has used: that is known only once.
+            sleep_s(max(0.0, min(limit_s, _LOOK_S)))
             return None
         info = signal.sigtimedwait(self._blocked(), max(0.0, limit_s))
         if info is None or info.si_signo == signal.SIGCHLD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,15 @@ def hook_environment(request: HookRequest) -> dict[str, str]:
     content = msgspec.json.encode(request).decode()
     # Kineto would announce its beginning and its end among the program's lines.
     return {"KINETO_LOG_LEVEL": "99", **os.environ, "PYTHONPATH": path, HOOK_VARIABLE: content}
+
+
+def take_trace(folder: Path, number: str, target: Path) -> bool:
+    """Moves the trace of the process of that number to its place; whether there is one."""
+    try:
+        shutil.move(folder / f"trace-{number}.json", target)
+    except OSError:
+        return False
+    return True
 
 
 def own_packages() -> dict[str, str]:

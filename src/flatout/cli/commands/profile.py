@@ -90,6 +90,12 @@ def command(is_json: bool, html: str | None, trace: str | None, **options: Any) 
     """
     shown = {name: options.pop(name) for name in ("by", "sort", "top")}
     program, num_steps = options.pop(PROGRAM), options.pop("num_steps")
+    if shown["by"] == "line" and shown["sort"] != "self":
+        from flatout.cli.render import show
+        from flatout.schema.finding import option_without_effect
+
+        because = "lines have one time and are ordered by it"
+        show.print_finding(option_without_effect("--sort", because, "leave it out"))
     if program is not None:
         from flatout.cli.flows import profile_script
 

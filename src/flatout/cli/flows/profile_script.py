@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flatout.monitor import script_profile
-from flatout.monitor.script_profile import ScriptEnded
-from flatout.schema.finding import Finding
+from flatout.monitor.script_profile import ScriptEnded, ScriptProfiled
+from flatout.schema.finding import Finding, internal_error
 from flatout.schema.script_profile import ScriptProfileRequest
 from flatout.schema.step_profile import StepProfile
 
@@ -25,30 +27,48 @@ def run(
     Args:
         program: with its arguments.
         view: see show_profile.View.
-        num_steps, trace: see ScriptProfileRequest.
+        num_steps: see ScriptProfileRequest.
+        trace: a file as typed.
         is_json: the report goes to stdout, and what the program prints to stderr.
 
     Returns:
         The program's exit code, unless this process ends by its signal.
+
+    Raises:
+        UsageError: no-program, program-not-found, program-not-started, bench-report-not-writable.
     """
+    if trace is not None:
+        from flatout.bench.report import check_writable
+
+        path = Path(trace).expanduser().absolute()
+        check_writable(path, "--trace")
+        trace = str(path)
     request = ScriptProfileRequest(
         program=tuple(program), num_steps=num_steps, trace=trace, is_json=is_json
     )
     report: StepProfile | None = None
     for value in script_profile.profile_script(request):
-        from flatout.cli.render import show, show_profile
-
-        if isinstance(value, StepProfile):
-            report = value
-            if not is_json:
-                files = [] if trace is None else [f"{trace}, a trace: https://ui.perfetto.dev"]
-                show.print_note("")
-                show_profile.print_profile(report, show_profile.View(**view), files, is_error=True)
-        elif isinstance(value, Finding):
-            show.print_finding(value)
-        else:
+        if isinstance(value, ScriptProfiled):
+            report = value.report
+        if isinstance(value, ScriptEnded):
             return _end(value, report, is_json=is_json)
+        try:
+            _print(value, view, is_json=is_json)
+        except Exception as error:  # noqa: BLE001 - the program and its end matter more
+            _print_failure(error)
     raise AssertionError
+
+
+def _print(value: ScriptProfiled | Finding, view: Mapping[str, Any], *, is_json: bool) -> None:
+    from flatout.cli.render import show, show_profile
+
+    if isinstance(value, Finding):
+        show.print_finding(value)
+    elif not is_json:
+        files = [] if value.trace is None else [f"{value.trace}, a trace: https://ui.perfetto.dev"]
+        show.print_note("")
+        shown = show_profile.View(**view)
+        show_profile.print_profile(value.report, shown, files, is_error=True)
 
 
 def _end(ended: ScriptEnded, report: StepProfile | None, *, is_json: bool) -> int:
@@ -57,6 +77,14 @@ def _end(ended: ScriptEnded, report: StepProfile | None, *, is_json: bool) -> in
 
         show.print_json({"exit_code": ended.exit_code, "profile": report})
     return script_profile.end_like(ended.exit_code)
+
+
+def _print_failure(error: Exception) -> None:
+    from flatout.cli.render import show
+
+    # Where nothing can be printed, there is nothing to say.
+    with contextlib.suppress(Exception):
+        show.print_finding(internal_error(error))
 
 
 def show_report(report: StepProfile) -> None:

@@ -5,13 +5,14 @@ The program is started first; what only shows is imported while it starts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
 
 from flatout.monitor import watch as watching
 from flatout.monitor.watch import LeftBehind, Watch
-from flatout.schema.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix, internal_error
 from flatout.schema.watched import WatchRecord, WatchRequest
 
 # Whoever presses Ctrl-C knows why the program has ended; and so does a pipe that was closed.
@@ -21,21 +22,34 @@ _SIGPIPE = -13
 
 def run(program: Sequence[str], *, out: str | None, is_json: bool) -> int:
     """Runs it to its end; gives its exit code, or ends this process by its signal."""
+    failure = record = None
     with Watch(WatchRequest(program=tuple(program), out=out, is_json=is_json)) as watch:
-        from flatout.cli.render import show, show_watch
+        try:
+            record = _watched(watch)
+        except Exception as error:  # noqa: BLE001 - the program and its end matter more
+            failure = error
+    from flatout.cli.render import show
 
-        for tick in watch.ticks():
-            if isinstance(tick, LeftBehind):
-                show.print_note(show_watch.left_behind_text(tick))
-            elif watch.has_line:
-                watch.show_line(show_watch.live_text(tick))
-        record = watch.finish()
-        show_watch.print_summary(record)
-        record = _explained(watch, record)
-    if is_json:
+    if failure is not None:
+        # Where nothing can be printed, there is nothing to say.
+        with contextlib.suppress(Exception):
+            show.print_finding(internal_error(failure))
+    elif is_json:
         show.print_json(record)
-    assert record.exit_code is not None
-    return watching.end_like(record.exit_code)
+    return watching.end_like(watch.exit_code)
+
+
+def _watched(watch: Watch) -> WatchRecord:
+    from flatout.cli.render import show, show_watch
+
+    for tick in watch.ticks():
+        if isinstance(tick, LeftBehind):
+            show.print_note(show_watch.left_behind_text(tick))
+        elif watch.has_line:
+            watch.show_line(show_watch.live_text(tick))
+    record = watch.finish()
+    show_watch.print_summary(record)
+    return _explained(watch, record)
 
 
 def _explained(watch: Watch, record: WatchRecord) -> WatchRecord:

@@ -239,7 +239,10 @@ def _print_advice(report: StepProfile, console: Console) -> None:
         return
     for number, advice in enumerate(report.advice, 1):
         show.print_lines(console, list(advice_lines(number, advice)))
-    if any(one.changes and one.measured is None for one in report.advice):
+    is_open = any(
+        one.changes and one.measured is None and one.not_proved is None for one in report.advice
+    )
+    if is_open:
         show.print_lines(console, [("next", "measure what this brings: add --prove")])
 
 

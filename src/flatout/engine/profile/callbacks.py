@@ -18,7 +18,7 @@ from flatout.errors import UsageError
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
-class _Recording:
+class LoopRecording:
     """A recorder while a training runs. num_steps: under the profiler; None: by their time."""
 
     def __init__(self, subject: str, num_steps: int | None) -> None:
@@ -28,8 +28,13 @@ class _Recording:
         self._loop: ObservedLoop | None = None
 
     def begin(self, *, is_first_rank: bool) -> None:
-        """The training begins; only its first rank is profiled."""
-        if is_first_rank and self._recorder is None:
+        """The training begins; only its first rank is profiled, and only until there is a report.
+
+        Transformers does not report that one has failed: it ends here.
+        """
+        self.end()
+        has_report = self._recorder is not None and self._recorder.has_report
+        if is_first_rank and not has_report:
             self._recorder = StepRecorder(
                 self._subject, flatout.print_profile, num_steps=self._num_steps
             )
@@ -78,7 +83,7 @@ def lightning_profiler() -> type:
 
         def __init__(self, num_steps: int | None = None) -> None:
             super().__init__()
-            self._recording = _Recording("the Lightning training", num_steps)
+            self._recording = LoopRecording("the Lightning training", num_steps)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Begins."""
@@ -120,7 +125,7 @@ def transformers_profiler() -> type:
         """
 
         def __init__(self, num_steps: int | None = None) -> None:
-            self._recording = _Recording("the Trainer's training", num_steps)
+            self._recording = LoopRecording("the Trainer's training", num_steps)
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Begins."""

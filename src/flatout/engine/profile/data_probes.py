@@ -88,21 +88,25 @@ def data_probes(
     data, workers = session.train_data, session.recipe.loader_workers.value
     collate = session.experiment.collate or stacked
     sampler = LineSampler(part="data")
+    # No more than a batch is kept: samples may be large.
     samples: list[Any] = []
+    num_read = 0
     began_s = elapsed_s()
     with sampler.running():
-        while len(samples) < num_samples or elapsed_s() - began_s < _READING_S:
-            samples.append(data[len(samples) % len(data)])
+        while num_read < num_samples or elapsed_s() - began_s < _READING_S:
+            sample = data[num_read % len(data)]
+            num_read += 1
+            if num_read <= num_samples:
+                samples.append(sample)
             if elapsed_s() - began_s > _LONGEST_READING_S:
                 break
-    read_s = (elapsed_s() - began_s) / len(samples)
-    batch = samples[:num_samples]
-    collate(batch)
+    read_s = (elapsed_s() - began_s) / num_read
+    collate(samples)
     began_s = elapsed_s()
-    collate(batch)
-    collate_s = (elapsed_s() - began_s) / len(batch) * num_samples
+    collate(samples)
+    collate_s = (elapsed_s() - began_s) / len(samples) * num_samples
     lines = sampler.lines(1)
-    lines = tuple(_per_step(line, num_samples / len(samples)) for line in lines)
+    lines = tuple(_per_step(line, num_samples / num_read) for line in lines)
     whole_s = read_s * num_samples + collate_s
     found = [
         _fixed_ratio(

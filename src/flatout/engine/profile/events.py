@@ -46,7 +46,7 @@ def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceR
     within = [event for event in events if window.begin_s <= event.start_s < window.end_s]
     copies_s = sum(event.took_s for event in within if is_pageable_copy(event.name))
     has_device = any(event.is_device for event in events)
-    syncs = sum(is_sync(event.name) for event in within)
+    syncs = sum(is_sync(event.name) and not _is_in_sync(event, events) for event in within)
     return TraceReport(
         split=split_of(events, window, steps),
         operators=tables.operators(),
@@ -57,3 +57,13 @@ def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceR
         pageable_copy_s=copies_s / steps.num_profiled if has_device else None,
         memory_bytes=tables.memory_bytes(),
     )
+
+
+def _is_in_sync(event: TraceEvent, events: Sequence[TraceEvent]) -> bool:
+    """Whether it is part of a synchronization: `is_nonzero` calls `item`, which calls CUDA."""
+    parent = event.parent
+    while parent is not None:
+        if is_sync(events[parent].name):
+            return True
+        parent = events[parent].parent
+    return False

@@ -27,6 +27,7 @@ from flatout.schema.step_profile import LineTime
 from flatout.system.clock import elapsed_s
 
 _EVERY_S = 0.001
+_LONGEST_S = 1.5 * _EVERY_S
 # The package: engine/profile/lines.py is two folders deep in it.
 _OWN_FOLDER = Path(__file__).resolve().parents[2]
 # Built-in experiments are written as a user would write them.
@@ -75,17 +76,27 @@ class LineSampler:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Samples while the value is open, unless there is a problem."""
-        if sys.platform == "win32" or self.problem is not None:
+        # Since the last time, the program may have begun to use the timer itself.
+        if sys.platform == "win32" or self.problem is not None or _why_not() is not None:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._sample)
+        # Reads and writes of C libraries go on after a sample.
+        signal.siginterrupt(signal.SIGALRM, False)
         self._last_s = elapsed_s()
         signal.setitimer(signal.ITIMER_REAL, _EVERY_S)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            if self._is_own():
+                # A longer one is the program's.
+                if signal.getitimer(signal.ITIMER_REAL)[0] <= _LONGEST_S:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+
+    def _is_own(self) -> bool:
+        """Whether the signal is still ours: a program may set a handler meanwhile."""
+        return sys.platform != "win32" and signal.getsignal(signal.SIGALRM) == self._sample
 
     def lines(self, num_steps: float) -> tuple[LineTime, ...]:
         """The lines of the user's code, the most time first; of as many steps as were sampled."""
@@ -112,8 +123,10 @@ class LineSampler:
         if frame is not None:
             self._count(frame, now_s - self._last_s)
         self._last_s = now_s
-        # Not at a fixed rate: a loop of the same rate would be seen at one line only.
-        signal.setitimer(signal.ITIMER_REAL, _EVERY_S * self._random.uniform(0.5, 1.5))
+        if self._is_own():
+            # Not at a fixed rate: a loop of the same rate would be seen at one line only.
+            pause_s = self._random.uniform(0.5 * _EVERY_S, _LONGEST_S)
+            signal.setitimer(signal.ITIMER_REAL, pause_s)
 
     def _count(self, innermost: FrameType, seconds: float) -> None:
         frame: FrameType | None = innermost
@@ -185,7 +198,8 @@ def _why_not() -> str | None:
         return "lines cannot be sampled on Windows, which has no timer that interrupts a thread"
     if threading.current_thread() is not threading.main_thread():
         return "lines can be sampled in the main thread only"
-    if signal.getitimer(signal.ITIMER_REAL)[0] or signal.getsignal(signal.SIGALRM) is None:
+    is_unused = signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+    if signal.getitimer(signal.ITIMER_REAL)[0] or not is_unused:
         return "the program has a timer of its own"
     return None
 

@@ -19,13 +19,15 @@ OTHERS = "other tensors"
 class Allocation:
     """Memory that is taken, or with a negative size given back.
 
-    address: the same for both. holder: the layer or operator that has taken it.
+    address: the same for both. holder: the layer or operator that has taken it. is_device: not of
+    the computer's own memory.
     """
 
     at_s: float
     address: int
     num_bytes: int
     holder: str
+    is_device: bool = False
 
 
 def memory_use(profiler: Any, base: Mapping[str, int]) -> MemoryUse:
@@ -44,7 +46,12 @@ def memory_use(profiler: Any, base: Mapping[str, int]) -> MemoryUse:
     if len(marks) < 2:
         return MemoryUse(reason="no step was marked")
     begin_s, end_s = last_step(marks)
-    return peak_use(allocations, base, begin_s, end_s)
+    return peak_use(of_device(allocations), base, begin_s, end_s)
+
+
+def of_device(allocations: Sequence[Allocation]) -> Sequence[Allocation]:
+    """Those on the GPU, if there are any: batches in the computer's memory are not part of it."""
+    return [one for one in allocations if one.is_device] or allocations
 
 
 def last_step(marks: Sequence[tuple[float, str]]) -> tuple[float, float]:
@@ -173,5 +180,6 @@ class _TreeReader:
                 address=fields.ptr,
                 num_bytes=fields.alloc_size,
                 holder=holder or OTHERS,
+                is_device=fields.device.type != "cpu",
             )
         )

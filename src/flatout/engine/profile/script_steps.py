@@ -7,6 +7,7 @@ torch and msgspec.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 import torch
@@ -35,7 +36,9 @@ _WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 0.7, 1.0, 1.0
 _LEAST_STEPS, _MOST_STEPS, _MOST_PROFILED = 3, 2000, 20
 _MOST_LINES = 40
 _NO_SAMPLES = "the batches do not come from a DataLoader of torch with a batch size"
+_PROFILES_ITSELF = "the program uses torch.profiler itself, and torch has one at a time"
 Phase = Literal["warm-up", "plain", "sampled", "preparing", "profiled", "over"]
+_Given = ParamSpec("_Given")
 
 
 @dataclass(kw_only=True)
@@ -85,10 +88,25 @@ class _PlainSteps:
         return loader.batch_size * self.num_batches / len(self.step_s)
 
 
+def _harmless(
+    method: Callable[Concatenate[StepRecorder, _Given], None],
+) -> Callable[Concatenate[StepRecorder, _Given], None]:
+    """Nothing that goes wrong in it reaches the loop: it costs the report."""
+
+    @functools.wraps(method)
+    def called(self: StepRecorder, /, *values: _Given.args, **named: _Given.kwargs) -> None:
+        try:
+            method(self, *values, **named)
+        except Exception as error:  # noqa: BLE001 - the training is worth more than its profile
+            self.abandon(f"{type(error).__name__}: {error}")
+
+    return called
+
+
 class StepRecorder:
     """Takes the steps of one loop, phase by phase, and makes a report of them.
 
-    has_report: whether it was made. num_made: steps so far.
+    has_report: whether it was made. num_made: steps so far. problem: why it has been abandoned.
 
     Args:
         subject: what is profiled, as the report names it.
@@ -112,6 +130,7 @@ class StepRecorder:
         self.phase: Phase = "warm-up"
         self.has_report = False
         self.num_made = 0
+        self.problem: str | None = None
         self._thread = threading.get_ident()
         self._optimizer: Any = None
         self._loader = _Loader()
@@ -120,7 +139,7 @@ class StepRecorder:
         self._sampler: LineSampler | None = None
         self._lines: tuple[LineTime, ...] = ()
         self._plain = _PlainSteps()
-        self._sampled_s = 0.0
+        self._sampled_s = self._paused_s = 0.0
         self._began_s = self._last_s = elapsed_s()
         self._requested_s: float | None = None
         self._num = 0
@@ -132,9 +151,12 @@ class StepRecorder:
         """Why there is no report, of a loop that has ended; None if there is one."""
         if self.has_report:
             return None
+        if self.problem is not None:
+            return f"flatout: no profile: {self.problem}"
         made = counted_text(self.num_made, "step")
         return f"flatout: no profile of {made}: it needs about 3 seconds of steps, at least 11"
 
+    @_harmless
     def step_ended(self, optimizer: Any = None) -> None:
         """Ends a step; optimizer: that has made it. Another one's steps are part of this."""
         if self.phase == "over" or threading.get_ident() != self._thread:
@@ -151,21 +173,28 @@ class StepRecorder:
             self._num += 1
             if self.phase == "plain":
                 self._plain.step_s.append(now_s - self._last_s)
+        elif self.phase == "sampled" and self._sampler is not None:
+            self._paused_s += now_s - self._last_s
+            self._open.enter_context(self._sampler.running())
         self._is_disturbed = False
         self._last_s = now_s
         if self._is_phase_over():
             self._next_phase()
             self._last_s = elapsed_s()
 
+    @_harmless
     def batch_requested(self, iterator: Any = None) -> None:
         """The loop begins to wait for a batch. iterator: of a DataLoader."""
         if self.phase == "over" or threading.get_ident() != self._thread:
             return
         if not torch.is_grad_enabled():
             # A validation: it is not part of a step, and what was profiled before it is enough.
-            self._is_disturbed = True
             if self.phase == "profiled" and self._num > 0:
-                self._next_phase()
+                self._next_phase(self._last_s)
+            elif self.phase == "sampled" and not self._is_disturbed:
+                # Until the next step has ended.
+                self._open.close()
+            self._is_disturbed = True
             return
         if iterator is not None:
             self._loader = _loader_of(iterator)
@@ -173,6 +202,7 @@ class StepRecorder:
         if self.phase == "profiled":
             mark("step")
 
+    @_harmless
     def batch_arrived(self, *, is_batch: bool = True) -> None:
         """The wait is over; is_batch: False at the end of an epoch."""
         if self._requested_s is None or threading.get_ident() != self._thread:
@@ -184,15 +214,22 @@ class StepRecorder:
             self._plain.num_batches += is_batch
         self._requested_s = None
 
+    @_harmless
     def stop(self) -> None:
         """Ends it early: with a report if there are profiled steps, else with nothing."""
         if self.phase == "over":
             return
         if self.phase == "profiled" and self._num > 0:
-            self._next_phase()
+            self._next_phase(self._last_s)
             return
         self.phase = "over"
         self._open.close()
+
+    def abandon(self, problem: str) -> None:
+        """Ends it without a report, whatever state it is in."""
+        self.phase, self.problem = "over", problem
+        with contextlib.suppress(Exception):
+            self._open.close()
 
     def _is_phase_over(self) -> bool:
         if self.phase == "warm-up":
@@ -209,8 +246,8 @@ class StepRecorder:
         least = min(_count(self._plain.mean_s, _PROFILED_S), _MOST_PROFILED)
         return self._num >= (self._num_steps or least)
 
-    def _next_phase(self) -> None:
-        """Ends a phase and begins the next one."""
+    def _next_phase(self, ended_s: float | None = None) -> None:
+        """Ends a phase and begins the next one. ended_s: of its last step; None: just now."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now_s = elapsed_s()
@@ -228,20 +265,26 @@ class StepRecorder:
         elif self.phase == "sampled":
             assert self._sampler is not None
             self._open.close()
-            self._sampled_s = (now_s - self._began_s) / self._num
-            self._lines = _outside_of_loops(self._sampler.lines(self._num), self._places)
+            self._sampled_s = (now_s - self._began_s - self._paused_s) / self._num
+            # Sampling makes steps slower: their lines are as long as in the others.
+            num_plain = self._num * max(1.0, self._sampled_s / self._plain.mean_s)
+            self._lines = _outside_of_loops(self._sampler.lines(num_plain), self._places)
             self.phase = "preparing"
             self._begin_profile()
         elif self.phase == "preparing":
             self.phase = "profiled"
             mark(BEGIN)
         else:
-            self._finish((now_s - self._began_s) / self._num)
+            ended_s = now_s if ended_s is None else ended_s
+            self._finish((ended_s - self._began_s) / self._num)
             return
         self._num = 0
         self._began_s = elapsed_s()
 
     def _begin_profile(self) -> None:
+        if torch._C._autograd._profiler_enabled():
+            self.abandon(_PROFILES_ITSELF)
+            return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
@@ -393,12 +436,12 @@ class ObservedLoop:
 
     Once the recorder has its report, it closes itself as soon as the loop asks for a batch.
 
-    has_steps: False: someone else says when a step has ended.
+    closed: someone else says when a step has ended, and is called when that is over.
     """
 
-    def __init__(self, recorder: StepRecorder, *, has_steps: bool = True) -> None:
+    def __init__(self, recorder: StepRecorder, *, closed: Callable[[], None] | None = None) -> None:
         self._recorder = recorder
-        self._has_steps = has_steps
+        self._closed = closed
         self._handle: Any = None
         self._before: Any = None
 
@@ -424,7 +467,7 @@ class ObservedLoop:
             recorder.batch_arrived()
             return batch
 
-        if self._has_steps:
+        if self._closed is None:
             self._handle = register_optimizer_step_post_hook(stepped)
         self._before = before
         setattr(_BaseDataLoaderIter, "__next__", timed_next)  # noqa: B010 - mypy compares types
@@ -443,3 +486,5 @@ class ObservedLoop:
         if self._before is not None:
             _BaseDataLoaderIter.__next__ = self._before  # type: ignore[method-assign]
             self._before = None
+            if self._closed is not None:
+                self._closed()

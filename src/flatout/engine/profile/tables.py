@@ -153,15 +153,6 @@ class Tables:
         ]
         return tuple(sorted(found, key=_own_time, reverse=True))
 
-    def num_calls(self, part: Part) -> float:
-        """Operators of a part, in a step."""
-        own = [
-            event
-            for event in self._events
-            if self._is_counted(event) and operator_part(event.name) == part
-        ]
-        return len(own) / self._steps.num_profiled
-
     def num_operators(self) -> float:
         """Operators that do something themselves, in a step."""
         own = [

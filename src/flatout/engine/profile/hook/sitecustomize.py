@@ -35,10 +35,15 @@ class _Hook:
         self.request = request
         self.recorder: Any = None
         self.is_over = False
+        # Whether flatout is being imported.
+        self._is_importing = False
+        self._handle: Any = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Python's question for a module, as a finder of `sys.meta_path`."""
         if name in self.request["packages"]:
+            if not self._is_importing:
+                return None
             # flatout's own files belong together; of the others, the program's own come first.
             own = _found_by_others(self, name, path, target) if name != "flatout" else None
             return own or PathFinder.find_spec(name, [self.request["packages"][name]])
@@ -52,7 +57,7 @@ class _Hook:
     def imported(self, module: Any) -> None:
         """The program has imported one of the modules."""
         if module.__name__ == _OPTIMIZER:
-            module.register_optimizer_step_post_hook(
+            self._handle = module.register_optimizer_step_post_hook(
                 lambda optimizer, args, kwargs: self.stepped(optimizer)
             )
         else:
@@ -60,25 +65,38 @@ class _Hook:
 
     def stepped(self, optimizer: Any) -> None:
         """A step of an optimizer has ended."""
-        if self.is_over:
+        # Keras has other backends, too.
+        if self.is_over or "torch" not in sys.modules:
             return
         try:
             if self.recorder is None:
                 self._begin()
             self.recorder.step_ended(optimizer)
+            self._note_problem()
         except Exception as error:  # noqa: BLE001 - the program must not notice
             self.fail(error)
 
     def _begin(self) -> None:
-        from flatout.engine.profile.script_steps import ObservedLoop, StepRecorder
+        self._is_importing = True
+        try:
+            from flatout.engine.profile.script_steps import ObservedLoop, StepRecorder
+        finally:
+            self._is_importing = False
 
         self.recorder = StepRecorder(
             self.request["subject"],
             self.report,
             num_steps=self.request["num_steps"],
-            trace=self.request["trace"],
+            trace=self._path("trace") if self.request["has_trace"] else None,
         )
-        ObservedLoop(self.recorder, has_steps=False).__enter__()
+        ObservedLoop(self.recorder, closed=self.detach).__enter__()
+
+    def detach(self) -> None:
+        """All is over, and no step is being made."""
+        if self._handle is not None:
+            self._handle.remove()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def report(self, profile: Any) -> None:
         """Writes the report."""
@@ -90,14 +108,16 @@ class _Hook:
     def fail(self, error: Exception) -> None:
         """Writes what has gone wrong, and does nothing any more."""
         self.is_over = True
-        if self.recorder is not None:
-            try:
-                self.recorder.phase = "over"
-                self.recorder.stop()
-            except Exception:  # noqa: BLE001 - the first error is reported
-                pass
         text = f"{type(error).__name__}: {error}"
+        if self.recorder is not None:
+            self.recorder.abandon(text)
         self._write("problem", json.dumps(text).encode())
+
+    def _note_problem(self) -> None:
+        """Writes why the recorder has given up, if it has."""
+        if self.recorder.problem is not None:
+            self.is_over = True
+            self._write("problem", json.dumps(self.recorder.problem).encode())
 
     def finish(self) -> None:
         """The program ends."""
@@ -106,6 +126,7 @@ class _Hook:
         try:
             if self.recorder is not None:
                 self.recorder.stop()
+                self._note_problem()
             # A report has set this.
             if not self.is_over and _OPTIMIZER in sys.modules:
                 made = 0 if self.recorder is None else self.recorder.num_made
@@ -114,13 +135,16 @@ class _Hook:
             self.fail(error)
 
     def _write(self, name: str, content: bytes) -> None:
-        path = os.path.join(self.request["out"], f"{name}-{os.getpid()}.json")
+        path = self._path(name)
         try:
             with open(path + ".part", "wb") as file:
                 file.write(content)
             os.replace(path + ".part", path)
         except OSError:
             pass  # The folder is gone: flatout was ended.
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.request["out"], f"{name}-{os.getpid()}.json")
 
 
 def _found_by_others(own: object, name: str, path: Any, target: Any) -> ModuleSpec | None:
