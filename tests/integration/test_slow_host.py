@@ -54,7 +54,8 @@ def test_late_batch_waits_by_the_clock_it_was_given() -> None:
 def test_step_is_longer_by_all_its_delays(loop: SlowLoop) -> None:
     ready = loop.ready()
     assert ready.num_launches > 20 and ready.pid == os.getpid()
-    delay_s = 200e-6
+    # Much longer than what other programs add to a step.
+    delay_s = 1e-3
     added_s = added(
         loop, SlowBlock(num_steps=3, delay_s=0.0), SlowBlock(num_steps=3, delay_s=delay_s)
     )
