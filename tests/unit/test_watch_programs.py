@@ -136,8 +136,17 @@ def test_where_the_system_does_not_wait_for_signals_the_end_is_still_known() -> 
 @pytest.fixture
 def listening(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A watched program that has begun to listen to signals."""
+
+    def listen() -> None:
+        # What started the tests may ignore them, as nohup does.
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
     process = subprocess.Popen(
-        [*WATCH, *python(LISTENS, "8")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*WATCH, *python(LISTENS, "8")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listen,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
