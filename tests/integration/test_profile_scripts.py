@@ -350,7 +350,8 @@ def test_transformers_callback_prints_the_report(
 
     import flatout
 
-    texts = [torch.randint(0, 64, (16,)) for _ in range(2000)]
+    # Some seconds of steps: a report needs about three.
+    texts = [torch.randint(0, 64, (16,)) for _ in range(10_000)]
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     trainer = transformers.Trainer(
         model=transformers.GPT2LMHeadModel(config),
