@@ -11,26 +11,20 @@ from pathlib import Path
 from string import Template
 
 from flatout.bench.report import check_writable
+from flatout.bench.table_texts import ratio_text
 from flatout.schema.step_profile import (
+    PART_NAMES,
     Advice,
     LineTime,
     MemoryUse,
     OperatorTime,
-    Part,
     StepProfile,
 )
-from flatout.schema.tuning import Interval
 from flatout.schema.units import bytes_text, percent_text, rate_text, seconds_text
 from flatout.system import atomic_files
 
 _TEMPLATE = Path(__file__).with_name("profile.html.tmpl")
 _MOST_ROWS = 60
-_PARTS: dict[Part, str] = {
-    "data": "waiting for data", "copy": "copies to the GPU", "matrix": "matrix products",
-    "convolution": "convolutions", "memory": "memory-bound", "optimizer": "optimizer",
-    "communication": "communication", "host": "host work", "launch": "launch gaps",
-    "sync": "synchronization", "idle": "idle",
-}  # fmt: skip
 
 
 def write_page(path: Path, report: StepProfile) -> None:
@@ -87,16 +81,12 @@ def _advice(report: StepProfile) -> Iterator[str]:
 
 
 def _gain(advice: Advice) -> str:
-    text = f"predicted {_ratio(advice.speedup)}, {advice.basis}"
+    text = f"predicted {ratio_text(advice.speedup)}, {advice.basis}"
     if advice.measured is not None:
-        text += f"; measured {_ratio(advice.measured)}"
+        text += f"; measured {ratio_text(advice.measured)}"
     elif advice.not_proved is not None:
         text += f"; not proved: {advice.not_proved}"
     return text + (f"; {advice.changes_result}" if advice.changes_result else "")
-
-
-def _ratio(ratio: Interval) -> str:
-    return f"x{ratio.middle:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _split(report: StepProfile) -> Iterator[str]:
@@ -105,7 +95,7 @@ def _split(report: StepProfile) -> Iterator[str]:
             continue
         share = one.seconds / report.mean_step_s
         yield (
-            f'<div class="row"><span>{escape(_PARTS[one.part])}</span>'
+            f'<div class="row"><span>{escape(PART_NAMES[one.part])}</span>'
             f'<span class="chart"><svg class="bar" aria-hidden="true"><rect x="0" y="2"'
             f' width="{100 * share:.2f}%" height="12"/></svg></span><span class="number">'
             f"{escape(percent_text(share))} · {escape(seconds_text(one.seconds))}</span></div>"

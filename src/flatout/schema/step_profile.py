@@ -24,10 +24,14 @@ Part = Literal[
     "data", "copy", "host", "launch", "matrix", "convolution", "memory", "optimizer",
     "communication", "sync", "idle",
 ]  # fmt: skip
-PARTS: tuple[Part, ...] = (
-    "data", "copy", "matrix", "convolution", "memory", "optimizer", "communication", "host",
-    "launch", "sync", "idle",
-)  # fmt: skip
+# In the order in which they are shown.
+PART_NAMES: dict[Part, str] = {
+    "data": "data wait", "copy": "copies to the GPU", "matrix": "matrix products",
+    "convolution": "convolutions", "memory": "memory-bound", "optimizer": "optimizer",
+    "communication": "communication", "host": "host work", "launch": "launch gaps",
+    "sync": "synchronization", "idle": "idle",
+}  # fmt: skip
+PARTS: tuple[Part, ...] = tuple(PART_NAMES)
 
 
 class SplitPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,16 +10,16 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from flatout.bench.table_texts import ratio_text
 from flatout.cli.render import show, wording
 from flatout.schema.step_profile import (
+    PART_NAMES,
     Advice,
     LineTime,
     OperatorTime,
-    Part,
     RoofUse,
     StepProfile,
 )
-from flatout.schema.tuning import Interval
 from flatout.schema.units import (
     bytes_text,
     counted_text,
@@ -32,12 +32,6 @@ from flatout.schema.units import (
 By = Literal["operator", "layer", "line"]
 Sort = Literal["self", "total", "calls"]
 
-PART_NAMES: dict[Part, str] = {
-    "data": "data wait", "copy": "copies to the GPU", "matrix": "matrix products",
-    "convolution": "convolutions", "memory": "memory-bound", "optimizer": "optimizer",
-    "communication": "communication", "host": "host work", "launch": "launch gaps",
-    "sync": "synchronization", "idle": "idle",
-}  # fmt: skip
 _BAR_WIDTH = 36
 _NARROWEST, _WIDEST = 60, 110
 _LEAST_SHOWN = 0.0005
@@ -260,8 +254,3 @@ def advice_lines(number: int, advice: Advice) -> Iterator[tuple[str, str]]:
         yield "  not proved", advice.not_proved
     if advice.changes_result is not None:
         yield "  changes", advice.changes_result
-
-
-def ratio_text(ratio: Interval) -> str:
-    """`x1.42 [1.38, 1.46]`."""
-    return f"x{ratio.middle:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

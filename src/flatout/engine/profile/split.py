@@ -24,7 +24,7 @@ class MeasuredSteps:
     """Times of steps.
 
     step_s: each without a profiler. profiled_s: mean with it, of num_profiled. phases_s: seconds
-    of each marked part in a plain step; empty where nobody has measured them.
+    of each marked part in a plain step; empty where they were not measured.
     """
 
     step_s: tuple[float, ...]
