@@ -1,0 +1,1 @@
+"""What answers requests in a replica of `flatout serve`: a run, or an exported file."""
