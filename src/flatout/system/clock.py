@@ -12,6 +12,9 @@ elapsed_s = time.perf_counter
 # Seconds that this thread has worked: what other programs take is not in it.
 thread_s = time.thread_time
 
+# The same for all threads of this process.
+process_s = time.process_time
+
 
 # Waiting for what someone else is doing.
 sleep_s = time.sleep
