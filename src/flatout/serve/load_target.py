@@ -1,0 +1,313 @@
+"""What a load test sends, and where: found out from the server before the first measured request."""
+
+from __future__ import annotations
+
+import http.client
+import mimetypes
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.schema.units import seconds_text
+from flatout.serve.answer_check import is_expected_body
+from flatout.system import atomic_files, http_call
+from flatout.system.http_call import HttpReply
+
+_PATH = "/predict"
+_SHOWN = 300
+_JSON = "application/json"
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A load test as the command line asks for it; see `flatout loadtest --help`."""
+
+    url: str
+    users: int | None = None
+    rate_per_s: float | None = None
+    until_latency_s: float | None = None
+    duration_s: float | None = None
+    warmup_s: float = 2.0
+    timeout_s: float = 10.0
+    input: str | None = None
+    path: str | None = None
+    method: str = "POST"
+    headers: tuple[str, ...] = ()
+    token: str | None = None
+    check: str | None = None
+
+
+class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send. base: the address without a path. expected: JSON texts; see `LoadJob`.
+
+    server: its name and version, and model, where it is a flatout server.
+    """
+
+    url: str
+    base: str
+    method: str
+    headers: dict[str, str]
+    bodies: tuple[bytes, ...]
+    expected: tuple[str, ...] = ()
+    server: str | None = None
+    model: str | None = None
+
+    @property
+    def port(self) -> int:
+        """The port of the server."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def host(self) -> str:
+        """The server's host."""
+        return urlsplit(self.url).hostname or ""
+
+
+def find_target(request: LoadRequest) -> LoadTarget:
+    """Finds out what to send, and sends it once.
+
+    Raises:
+        UsageError: loadtest-bad-url, loadtest-bad-header, loadtest-bad-input, loadtest-no-input.
+        RunFailed: loadtest-no-server, loadtest-needs-token, loadtest-refused,
+            loadtest-wrong-answer.
+    """
+    base, path = _split_url(request)
+    headers = _headers(request)
+    expected = () if request.check is None else _texts(request.check, "--check")
+    bodies = None if request.input is None else _bodies(request.input, headers)
+    target = LoadTarget(
+        url=base + path, base=base, method=request.method, headers=headers,
+        bodies=bodies or (b"",), expected=expected,
+    )  # fmt: skip
+    target = _with_server(target, request.timeout_s)
+    if bodies is None and request.method != "GET":
+        target = msgspec.structs.replace(target, bodies=(_example(target, path, request),))
+        target.headers.setdefault("Content-Type", _JSON)
+    if expected and len(expected) not in (1, len(target.bodies)):
+        raise _bad_input(
+            "--check", f"it has {len(expected)} answers for {len(target.bodies)} inputs"
+        )
+    _try_once(target, request)
+    return target
+
+
+def _split_url(request: LoadRequest) -> tuple[str, str]:
+    try:
+        parts = urlsplit(request.url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_valid = is_valid and parts.username is None and parts.port != 0
+    except ValueError:
+        is_valid = False
+    path = request.path
+    if not is_valid or (path is not None and not path.startswith("/")):
+        problem = f"`{request.url}` is not a web address." if not is_valid else (
+            f"`--path {path}` does not begin with `/`."
+        )  # fmt: skip
+        raise UsageError(
+            "loadtest-bad-url", problem,
+            because="passwords are given with --token or --header" if "@" in request.url else None,
+            fix="write it like: flatout loadtest http://127.0.0.1:8000 --path /predict",
+        )  # fmt: skip
+    own = parts.path.rstrip("/") + (f"?{parts.query}" if parts.query else "")
+    return f"{parts.scheme}://{parts.netloc}", path or own or _PATH
+
+
+def _headers(request: LoadRequest) -> dict[str, str]:
+    headers = {"User-Agent": "flatout-loadtest"}
+    for text in request.headers:
+        name, is_header, value = text.partition(":")
+        name, value = name.strip(), value.strip()
+        is_safe = f"{name}{value}".isprintable() and f"{name}{value}".isascii()
+        if not (is_header and name and is_safe and " " not in name):
+            raise UsageError(
+                "loadtest-bad-header",
+                f"`--header {text}` is not a header.",
+                fix="write it like: --header 'Accept: application/json'",
+            )
+        headers[name] = value
+    if request.token is not None:
+        headers["Authorization"] = f"Bearer {request.token}"
+    return headers
+
+
+def _content(text: str, option: str) -> tuple[bytes, str] | None:
+    """The content and suffix of a file; None if there is no file of that name."""
+    try:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            return None
+        with atomic_files.mapped_os_errors(path), atomic_files.open_file(path) as file:
+            return file.read(), path.suffix.lower()
+    # A JSON text may be too long for a file's name.
+    except (OSError, ValueError):
+        return None
+    except FlatoutError as error:
+        raise _bad_input(option, error.because or error.problem) from error
+
+
+def _texts(text: str, option: str) -> tuple[str, ...]:
+    """JSON texts: of the command line, of a file, or one a line of a file of JSON lines."""
+    found = _content(text, option)
+    content, suffix = (text.encode(), "") if found is None else found
+    parts = content.splitlines() if suffix == ".jsonl" else [content]
+    texts = [part.decode(errors="replace") for part in parts if part.strip()]
+    for one in texts:
+        try:
+            msgspec.json.decode(one)
+        except (msgspec.DecodeError, RecursionError) as error:
+            what = "JSON, nor the name of a file" if found is None else "JSON"
+            raise _bad_input(option, f"`{one[:60]}` is not {what} ({error})") from error
+    if not texts:
+        raise _bad_input(option, "it is empty")
+    return tuple(texts)
+
+
+def _bodies(text: str, headers: dict[str, str]) -> tuple[bytes, ...]:
+    found = _content(text, "--input")
+    kind = _JSON
+    if found is None or found[1] in (".json", ".jsonl"):
+        bodies = tuple(one.encode() for one in _texts(text, "--input"))
+    else:
+        bodies = (found[0],)
+        kind = mimetypes.guess_type(f"input{found[1]}")[0] or "application/octet-stream"
+    if "content-type" not in {name.lower() for name in headers}:
+        headers["Content-Type"] = kind
+    return bodies
+
+
+def _with_server(target: LoadTarget, timeout_s: float) -> LoadTarget:
+    """Asks who the server is, as KServe's protocol has it."""
+    try:
+        reply = call_server(target, "/v2", timeout_s)
+        found = msgspec.json.decode(reply.body) if reply.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("name") != "flatout":
+        return target
+    server = f"flatout {found.get('version', '')}".strip()
+    return msgspec.structs.replace(target, server=server)
+
+
+def call_server(target: LoadTarget, path: str, timeout_s: float) -> HttpReply:
+    """GETs a path of the server.
+
+    Raises:
+        RunFailed: loadtest-no-server.
+    """
+    try:
+        return http_call.call(target.base + path, headers=target.headers, timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise _no_server(target, f"no answer within {seconds_text(timeout_s)}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _no_server(target, str(error) or type(error).__name__) from error
+
+
+def _example(target: LoadTarget, path: str, request: LoadRequest) -> bytes:
+    """The input that a flatout server names as an example in its OpenAPI document."""
+    if target.server is not None and urlsplit(path).path == _PATH:
+        reply = call_server(target, "/openapi.json", request.timeout_s)
+        try:
+            document = msgspec.json.decode(reply.body)
+            media = document["paths"][_PATH]["post"]["requestBody"]["content"][_JSON]
+            example = media.get("example") or _first_example(media["examples"])
+        # Its model reads files only, or the token is missing, which the first request says.
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+            example = None
+        if example is not None:
+            return msgspec.json.encode(example)
+        if reply.status in (401, 403):
+            raise _refused(target, reply)
+    because = (
+        "this model has no example" if target.server is not None and request.path is None
+        else f"{target.base} is not a flatout server, or {path} is not its /predict"
+    )  # fmt: skip
+    raise UsageError(
+        "loadtest-no-input",
+        "there is nothing to send.",
+        because=because,
+        fix="name it: --input FILE or --input JSON, and the path that takes it: --path /predict",
+    )
+
+
+def _first_example(examples: dict[str, Any]) -> object:
+    return next(iter(examples.values()))["value"]
+
+
+def _try_once(target: LoadTarget, request: LoadRequest) -> None:
+    """One request before all others: what never works is not worth a load test."""
+    try:
+        reply = http_call.call(
+            target.url, method=target.method, body=target.bodies[0] or None,
+            headers=target.headers, timeout_s=request.timeout_s,
+        )  # fmt: skip
+    except TimeoutError as error:
+        raise _no_server(target, f"no answer within {seconds_text(request.timeout_s)}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _no_server(target, str(error) or type(error).__name__) from error
+    # A server that is busy now may answer in the test.
+    if reply.status >= 300 and reply.status != 503:
+        raise _refused(target, reply)
+    if target.expected and reply.status < 300:
+        expected = msgspec.json.decode(target.expected[0])
+        if not is_expected_body(expected, reply.body):
+            raise RunFailed(
+                "loadtest-wrong-answer",
+                "the first answer is not the expected one.",
+                because=f"expected {short(target.expected[0])}; found {short(reply.text)}",
+                fix="correct --check, or leave it out",
+            )
+
+
+def _refused(target: LoadTarget, reply: HttpReply) -> RunFailed:
+    if reply.status in (401, 403):
+        return RunFailed(
+            "loadtest-needs-token",
+            f"{target.base} does not accept the request without a valid token.",
+            because=f"it answers with HTTP status {reply.status}",
+            fix="give the token that the server was started with: --token TOKEN, or set"
+            " FLATOUT_SERVE_TOKEN",
+        )
+    because = short(reply.text) or None
+    fix = "correct --input"
+    if reply.status in (404, 405):
+        fix = "name the right path and method: --path PATH --method METHOD"
+    elif reply.status < 400:
+        because = f"it redirects to {short(reply.headers.get('location', 'nowhere'))}"
+        fix = "use that address"
+    elif reply.status >= 500:
+        fix = "look at the output of the server"
+    return RunFailed(
+        "loadtest-refused",
+        f"{target.method} {target.url} is answered with HTTP status {reply.status}.",
+        because=because,
+        fix=fix,
+    )
+
+
+def _no_server(target: LoadTarget, because: str) -> RunFailed:
+    return RunFailed(
+        "loadtest-no-server",
+        f"no web server answers at {target.base}.",
+        because=because,
+        fix="start it, such as with `flatout serve RUN`, or correct the address",
+    )
+
+
+def _bad_input(option: str, because: str) -> UsageError:
+    return UsageError(
+        "loadtest-bad-input",
+        f"the value of `{option}` cannot be used.",
+        because=because,
+        fix=f"give a JSON text or a file: {option} '[1, 2]', {option} input.json, "
+        f"{option} inputs.jsonl",
+    )
+
+
+def short(text: str) -> str:
+    """The beginning of what a server said, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else line[:_SHOWN] + " ..."
+
