@@ -21,7 +21,9 @@ from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text, percent_text, quantity_text
 from flatout.system import atomic_files
 
-_EXAMPLES = {"--html": "report.html", "--out": "run.json", "--trace": "trace.json"}
+_EXAMPLES = {
+    "--html": "report.html", "--out": "run.json", "--trace": "trace.json", "--output": "load.html",
+}  # fmt: skip
 _TEMPLATE = Path(__file__).with_name("report.html.tmpl")
 # More of a file is a table, not a picture.
 _MOST_CHARTED = 150

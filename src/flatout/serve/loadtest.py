@@ -28,7 +28,7 @@ from flatout.schema.loadtest import (
 from flatout.schema.units import counted_text
 from flatout.serve import load_records, load_search, server_metrics
 from flatout.serve.load_target import LoadRequest, LoadTarget, find_target, short
-from flatout.system import clock, cpu_name, port_owner
+from flatout.system import atomic_files, clock, cpu_name, port_owner
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
 
@@ -82,6 +82,13 @@ class LoadTest:
         self._measured: _Measured | None = None
         self._watch: LoadWatch | None = None
         self._at = clock.now_text()
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> LoadTest:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
 
     def events(self) -> Iterator[LoadEvent]:
         """Measures; gives what is to be shown.
@@ -93,17 +100,19 @@ class LoadTest:
         self._target = find_target(request)
         yield LoadStarted(settings=self._settings(self._target), machine=_machine_text())
         self._watch = LoadWatch()
-        process = JsonProcess(sys.executable, "flatout.serve.load_generator")
-        with tempfile.TemporaryDirectory(prefix="flatout-loadtest-") as folder, process:
-            level: float | None = self._first_level
-            while level is not None:
-                self._measured = _Measured(
-                    self._job(level, folder), self._target, level, request.until_latency_s
-                )
-                yield from self._measured.events(process)
-                self._end_step()
-                yield self._steps[-1]
-                level = self._next_level()
+        folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="flatout-loadtest-"))
+        process = self._open.enter_context(
+            JsonProcess(sys.executable, "flatout.serve.load_generator")
+        )
+        level: float | None = self._first_level
+        while level is not None:
+            self._measured = _Measured(
+                self._job(level, folder), self._target, level, request.until_latency_s
+            )
+            yield from self._measured.events(process)
+            self._end_step()
+            yield self._steps[-1]
+            level = self._next_level()
 
     def interrupt(self) -> None:
         """Takes what was measured so far as the result."""
@@ -283,7 +292,7 @@ class _Measured:
             self._read_cpu()
             ended = LoadEnded(measured_s=self._last_at_s, cpu_s=0.0, wall_s=0.0)
         content = b""
-        with contextlib.suppress(OSError), open(self._job.records, "rb") as file:
+        with contextlib.suppress(OSError), atomic_files.open_file(Path(self._job.records)) as file:
             content = file.read()
         records = load_records.unpack_records(content)
         step = load_records.summarized(records, ended, [len(body) for body in self._job.bodies])
