@@ -1,0 +1,247 @@
+"""Load tests against a server with known latencies: Locust sends the requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.load_server import Asked, LoadServer, Reply, flatout_pages, load_server
+
+from flatout.schema.loadtest import LoadFile, LoadStep
+from flatout.serve.load_target import LoadRequest
+from flatout.serve.loadtest import LoadProgress, LoadTest
+
+pytest.importorskip("locust")
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+
+def measured(server: LoadServer, **changes: object) -> LoadFile:
+    options = {"url": server.url, "input": "[1]", "warmup_s": 0.2, "duration_s": 2.0, **changes}
+    with LoadTest(LoadRequest(**options)) as test:  # type: ignore[arg-type]
+        for _ in test.events():
+            pass
+        return test.result()
+
+
+def reported(file: LoadFile) -> LoadStep:
+    assert file.reported is not None
+    return file.reported
+
+
+def test_users_when_every_answer_takes_50_ms() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.05)) as server:
+        file = measured(server, users=4)
+    step = reported(file)
+    assert step.latency is not None
+    assert 0.05 <= step.latency.p50_s < 0.09
+    # Four users that each wait 50 ms.
+    assert 0.6 * 80 < step.answers_per_s <= 80
+    assert step.num_errors == 0 and step.errors == ()
+    assert abs(step.num_requests - step.answers_per_s * 2) < 10
+    assert step.generator_cpus is not None and 0 < step.generator_cpus < 1
+    assert file.finding is None
+
+
+def test_rate_when_the_server_keeps_up() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.02)) as server:
+        step = reported(measured(server, rate_per_s=100.0))
+    assert 198 <= step.num_requests <= 202
+    assert step.latency is not None and 0.02 <= step.latency.p50_s < 0.05
+    assert step.lag_s is not None
+
+
+def test_rate_when_the_server_stalls() -> None:
+    """A stall of 1 s is in the latency of all requests that were due in it."""
+
+    def reply(asked: Asked) -> Reply:
+        since_s = asked.at_s - stall_at[0]
+        return Reply(delay_s=1.0 - since_s if 0 <= since_s < 1 else 0.0)
+
+    stall_at = [1e9]
+    with load_server(reply) as server:
+        timer = threading.Timer(2.5, lambda: stall_at.__setitem__(
+            0, time.perf_counter() - server.began_s))  # fmt: skip
+        timer.start()
+        file = measured(server, rate_per_s=100.0, duration_s=6.0, warmup_s=0.5)
+    step = reported(file)
+    assert step.latency is not None
+    # 100 of 600 requests were due in the stall, and waited half a second on average.
+    assert step.latency.max_s > 0.9
+    assert step.latency.p90_s > 0.25
+    assert step.latency.p50_s < 0.1
+    slow = sum(bucket.count for bucket in step.buckets if bucket.most_s > 0.1)
+    assert 70 <= slow <= 130
+    assert 595 <= step.num_requests <= 605
+    slowest = max(one.p50_s for one in step.seconds if one.p50_s is not None)
+    assert slowest > 0.25
+
+
+def test_users_when_the_server_stalls() -> None:
+    """What a closed loop hides: it sends nothing while it waits."""
+
+    def reply(asked: Asked) -> Reply:
+        return Reply(delay_s=1.0 if asked.number == 20 else 0.01)
+
+    with load_server(reply) as server:
+        step = reported(measured(server, users=1, duration_s=3.0))
+    assert step.latency is not None
+    assert step.latency.max_s >= 1.0 and step.latency.p90_s < 0.1
+
+
+def test_rate_when_there_are_too_few_connections() -> None:
+    """All connections hang: what could not be sent in time counts as well."""
+    with load_server(lambda asked: Reply(delay_s=60.0 if asked.number else 0.0)) as server:
+        file = measured(server, rate_per_s=100.0, timeout_s=0.5)
+    step = reported(file)
+    assert 198 <= step.num_requests <= 202
+    assert step.num_answered == 0
+    assert {error.kind for error in step.errors} <= {"timeout", "unsent"}
+    assert file.finding is not None and file.finding.rule == "loadtest-all-failed"
+
+
+def test_errors_when_there_are_several_kinds() -> None:
+    def reply(asked: Asked) -> Reply:
+        kinds = {1: Reply(b"too large", status=422), 2: Reply(is_closed=True),
+                 3: Reply(b'{"predictions": [8]}')}  # fmt: skip
+        return kinds.get(asked.number % 10, Reply(delay_s=0.005))
+
+    with load_server(reply) as server:
+        file = measured(server, users=2, check='{"predictions": [7]}')
+    step = reported(file)
+    kinds = {error.kind: error for error in step.errors}
+    assert set(kinds) == {"status", "connection", "wrong answer"}
+    assert kinds["status"].status == 422 and kinds["status"].example == "too large"
+    for error in step.errors:
+        assert 0.05 < error.count / step.num_requests < 0.15
+    assert file.finding is None
+
+
+def test_errors_when_the_server_dies() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.005)) as server:
+        threading.Timer(2.5, server.stop).start()
+        file = measured(server, users=2, duration_s=30.0)
+    assert file.finding is not None and file.finding.rule == "loadtest-server-gone"
+    step = reported(file)
+    assert step.num_answered > 50 and step.errors[0].kind == "connection"
+    assert step.measured_s < 15
+
+
+def test_search_when_the_server_slows_down_with_users() -> None:
+    """One request at a time, 10 ms each: with n users the latency is n times 10 ms."""
+    free_at = [0.0]
+
+    def reply(asked: Asked) -> Reply:
+        now = asked.at_s
+        free_at[0] = max(free_at[0], now) + 0.01
+        return Reply(delay_s=free_at[0] - now)
+
+    with load_server(reply) as server:
+        file = measured(server, until_latency_s=0.055, duration_s=1.5)
+    assert file.best is not None
+    step = reported(file)
+    assert step.users in (4, 5) and step.is_held
+    assert any(not one.is_held for one in file.steps)
+    assert step.latency is not None and step.latency.p99_s <= 0.06
+
+
+def test_inputs_when_there_are_several(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("[1]\n[2]\n[3]\n")
+    (tmp_path / "out.jsonl").write_text("[1]\n[2]\n[3]\n")
+    with load_server(lambda asked: Reply(asked.body, delay_s=0.01)) as server:
+        step = reported(
+            measured(
+                server, users=3, input=str(tmp_path / "in.jsonl"),
+                check=str(tmp_path / "out.jsonl"),
+            )
+        )  # fmt: skip
+    assert step.num_errors == 0
+    assert {asked.body for asked in server.asked[-10:]} == {b"[1]", b"[2]", b"[3]"}
+
+
+def test_metrics_when_the_server_is_of_flatout() -> None:
+    def reply(asked: Asked) -> Reply:
+        if asked.path == "/metrics":
+            return Reply(b"flatout_serve_queue_depth 4\n", content_type="text/plain")
+        return flatout_pages(asked) or Reply(delay_s=0.01)
+
+    with load_server(reply) as server:
+        file = measured(server, input=None)
+    assert file.settings.server == "flatout 0.1.0"
+    server_load = reported(file).server
+    assert server_load is not None and server_load.max_queue_depth == 4
+
+
+def test_interrupted_when_some_seconds_were_measured() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.01)) as server:
+        request = LoadRequest(url=server.url, input="[1]", warmup_s=0.2, duration_s=60.0)
+        with LoadTest(request) as test:
+            for event in test.events():
+                if isinstance(event, LoadProgress) and event.tick and event.tick.at_s >= 2:
+                    break
+            test.interrupt()
+            file = test.result()
+    assert file.is_interrupted and file.finding is None
+    assert 80 < reported(file).num_requests < 260
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "flatout", "loadtest", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SRC)}
+
+
+def test_command_when_it_writes_and_compares(tmp_path: Path) -> None:
+    with load_server(lambda asked: Reply(delay_s=0.01)) as server:
+        for name in ("a.json", "b.json"):
+            done = subprocess.run(
+                command(
+                    server.url, "--input", "[1]", "--duration", "2s", "--warmup", "200ms",
+                    "--output", str(tmp_path / name), "--output", str(tmp_path / "r.html"),
+                ),
+                env=environment(), capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert "throughput" in done.stdout and "p99.9" in done.stdout
+    done = subprocess.run(
+        command("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"),
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = [change["name"] for change in json.loads(done.stdout)["changes"]]
+    assert names == ["throughput", "p50", "p90", "p99"]
+    assert "Answers over time" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends Ctrl-C to a whole console")
+def test_command_when_it_is_interrupted() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.01)) as server:
+        process = subprocess.Popen(
+            command(server.url, "--input", "[1]", "--duration", "60s", "--json"),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.strip().startswith("2 s"):
+                break
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert json.loads(printed)["is_interrupted"] is True
+
+
+def test_command_when_there_is_no_server() -> None:
+    done = subprocess.run(
+        command("http://127.0.0.1:9", "--input", "1"),
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no web server answers" in done.stderr and "Traceback" not in done.stderr
