@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 # Wall clock when it was due, seconds until the answer, status (0: none), number of the input, and
-# which of its known answers it got, as bits.
+# which of its known answers it got, as bits; of a refusal, whether it has a Retry-After.
 RECORD = struct.Struct("<ddHIB")
 TIMED_OUT, LOST = 0, 1
 _SWEEP_S = 0.25
@@ -115,7 +115,7 @@ class _Client(asyncio.Protocol):
         body, self._buffer = self._buffer[end + 4 : end + 4 + length], b""
         due_s, self.due_s = self.due_s, None
         if due_s is not None:
-            self._load.answered(due_s, self.place, int(head[9:12]), body)
+            self._load.answered(due_s, self.place, head, body)
         if b"connection: close" in head:
             self.abort()
         else:
@@ -180,10 +180,11 @@ class _Load:
                 await asyncio.sleep(0.1)
                 await self.connect()
 
-    def answered(self, due_s: float, place: int, status: int, body: bytes) -> None:
-        """An answer has come."""
+    def answered(self, due_s: float, place: int, head: bytes, body: bytes) -> None:
+        """An answer has come. head: in lower case."""
         now = time.perf_counter()
-        latency_s, matched = now - due_s, 0
+        latency_s, status = now - due_s, int(head[9:12])
+        matched = int(b"retry-after:" in head)
         if due_s < self.began_s:
             return
         self.last_s = now
@@ -191,6 +192,7 @@ class _Load:
         if status == 200:
             self.latencies.append(latency_s)
             self.num_held += latency_s <= LIMIT_S
+            matched = 0
             if self._job.expected:
                 matched = _matched(body, self._job.expected[place])
                 self.num_wrong += not matched
