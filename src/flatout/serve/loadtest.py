@@ -371,15 +371,15 @@ def _finding(file: LoadFile) -> Finding | None:
         status = f" {errors[0].status}" if errors[0].status else ""
         because = f"{counted_text(errors[0].count, 'request')}: {errors[0].kind}{status}"
         because += f" ({short(errors[0].example)})" if errors[0].example else ""
-    if last.measured_s < file.settings.duration_s - 1 and not file.is_interrupted and errors:
-        return _failed("loadtest-server-gone", "the server stopped answering.", because)
-    if not any(step.num_answered for step in file.steps):
-        return _failed("loadtest-all-failed", "no request got a good answer.", because)
-    return None
-
-
-def _failed(rule: str, problem: str, because: str | None) -> Finding:
-    text = "look at the output of the server, and at what `--input` sends"
+    is_gone = last.measured_s < file.settings.duration_s - 1 and bool(errors)
+    if file.is_interrupted or not is_gone:
+        if any(step.num_answered for step in file.steps):
+            return None
+        is_gone = False
     return Finding(
-        rule=rule, severity="error", problem=problem, because=because, fixes=(Fix(text=text),)
+        rule="loadtest-server-gone" if is_gone else "loadtest-all-failed",
+        severity="error",
+        problem="the server stopped answering." if is_gone else "no request got a good answer.",
+        because=because,
+        fixes=(Fix(text="look at the output of the server, and at what `--input` sends"),),
     )
