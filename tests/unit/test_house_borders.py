@@ -75,6 +75,8 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/bench/report.py: read_text": _TEMPLATE,
     "flatout/engine/bench/programs/training_program.py: import time": "runs without flatout",
     "flatout/runs/profile_page.py: read_text": _TEMPLATE,
+    "flatout/serve/load_generator.py: open": "a record of every request, between two of them",
+    "flatout/serve/load_report.py: read_text": _TEMPLATE,
     "flatout/runs/scaffold/piece.py: read_text": _TEMPLATE,
     "flatout/setup/host/windows_script.py: read_text": _TEMPLATE,
     "flatout/compat/tables.py: open": "tables, read before msgspec is there",
