@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -64,14 +65,20 @@ def serve(
         from flatout.serve.running_server import RunningServer
 
         loop = new_event_loop()
+        running = None
         try:
             server = RunningServer(request, plan, listener, interrupts)
             running = loop.create_task(server.run())
-            # The loop stands while an event is shown, which takes less than a millisecond.
+            # The loop is paused while an event is shown, for about a millisecond.
             while (event := loop.run_until_complete(server.events.get())) is not None:
                 yield _with_log(event)
             loop.run_until_complete(running)
+            if server.was_interrupted:
+                raise KeyboardInterrupt
         finally:
+            if running is not None and not running.done():
+                running.cancel()
+                loop.run_until_complete(asyncio.wait({running}))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 

@@ -45,7 +45,7 @@ class RunningServer:
         listener: the socket of its HTTP server.
         interrupts: counts Ctrl-C and SIGTERM.
 
-    events: what happens, and None after the last one.
+    events: what happens, and None after the last one. was_interrupted: before it was ready.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class RunningServer:
         interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.events: asyncio.Queue[ServeEvent | None] = asyncio.Queue()
+        self.was_interrupted = False
         self._request = request
         self._plan = plan
         self._listener = listener
@@ -70,17 +71,22 @@ class RunningServer:
         """Serves until it is interrupted; the second time at once.
 
         Raises:
-            ReplicaNotStarted; KeyboardInterrupt: before it was ready.
+            ReplicaNotStarted
         """
         began_s = elapsed_s()
         try:
             starting = asyncio.ensure_future(self._dispatcher.start(self._plan))
-            if not await self._until_done(starting):
-                starting.cancel()
-                await asyncio.wait({starting})
-                raise KeyboardInterrupt
-            starting.result()
-            await self._serve(began_s)
+            if await self._until_done(starting):
+                starting.result()
+                await self._serve(began_s)
+                return
+            # Not as an exception: in a task, KeyboardInterrupt ends the loop at once.
+            self.was_interrupted = True
+            starting.cancel()
+            await asyncio.wait({starting})
+        except BaseException:
+            await self._dispatcher.kill()
+            raise
         finally:
             self._listener.close()
             self.events.put_nowait(None)
@@ -101,7 +107,9 @@ class RunningServer:
             http.stop()
             stopping = asyncio.ensure_future(self._stop(serving))
             num_lost = 0
-            if not await self._until_done(stopping, num_allowed=self._interrupts.count):
+            if await self._until_done(stopping, num_allowed=self._interrupts.count):
+                stopping.result()
+            else:
                 http.stop(is_at_once=True)
                 num_lost = await self._dispatcher.kill()
                 await asyncio.wait({stopping}, timeout=_TICK_S)

@@ -29,11 +29,12 @@ from flatout.schema.predict_protocol import InferenceRequest
 from flatout.schema.recipe import Recipe
 from flatout.schema.run import Run
 from flatout.schema.run_lines import EpochEnded, Metric
+from flatout.schema.serve_request import ModelRequest
 from flatout.schema.suggested_command import show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import bytes_text
 
-RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest)
+RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest | ModelRequest)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
