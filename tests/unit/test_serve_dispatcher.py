@@ -37,7 +37,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 def all_at_once(
     dispatcher: QueueDispatcher, requests: list[InferRequest]
 ) -> Coroutine[Any, Any, list[Any]]:  # fmt: skip
-    return asyncio.gather(*map(dispatcher.submit, requests), return_exceptions=True)  # type: ignore[return-value]
+    return asyncio.gather(*map(dispatcher.submit, requests), return_exceptions=True)
 
 
 def test_answers_are_right_when_many_come_at_once() -> None:
@@ -225,7 +225,7 @@ def test_stream_ends_in_the_replica_when_the_client_leaves() -> None:
             stream = dispatcher.stream(text("word " * 10_000))
             async for _ in stream:
                 break
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
             assert values_of(await dispatcher.submit(numbers([1]))) == [2]
             assert dispatcher.state().totals.num_cancelled == 1
 

@@ -12,7 +12,7 @@ from flatout.cli.options import json_document, model_options
 
 @click.command("swap")
 @click.argument(
-    "model", required=False, metavar="NEW", shell_complete=completion_words.runs
+    "model", required=False, metavar="[NEW]", shell_complete=completion_words.runs
 )  # fmt: skip
 @click.option("--back", "is_back", is_flag=True, help="Return to the model of the last swap.")
 @click.option(
