@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.schema.serve_model import ServedModel
-from flatout.serve.batching import BatchTimes, batch_length, is_second_due, late_by_s, wait_s
+from flatout.serve.batching import BatchTimes, batch_length, late_by_s, second_due_in_s, wait_s
 
 
 def times(batch_s: dict[int, float], most: int = 64, latency_s: float | None = None) -> BatchTimes:
@@ -78,11 +78,11 @@ def test_batch_length_takes_as_many_as_fit(waiting: list[tuple[int, bool]], limi
         assert sum(samples for samples, _ in waiting[: length + 1]) > limit
 
 
-def test_is_second_due_when_full_or_half_done() -> None:
-    assert is_second_due(16, 16, running_s=0.0, expected_s=1.0)
-    assert is_second_due(1, 16, running_s=0.5, expected_s=1.0)
-    assert is_second_due(1, 16, running_s=0.0, expected_s=None)
-    assert not is_second_due(15, 16, running_s=0.49, expected_s=1.0)
+def test_second_batch_is_due_when_it_is_full_or_the_first_half_done() -> None:
+    assert second_due_in_s(16, 16, running_s=0.0, expected_s=1.0) == 0
+    assert second_due_in_s(1, 16, running_s=0.6, expected_s=1.0) == 0
+    assert second_due_in_s(1, 16, running_s=0.0, expected_s=None) == 0
+    assert second_due_in_s(15, 16, running_s=0.2, expected_s=1.0) == pytest.approx(0.3)
 
 
 def test_wait_s_is_shared_by_replicas() -> None:

@@ -64,23 +64,15 @@ def serve(
         from flatout.serve.http_server import new_event_loop
         from flatout.serve.running_server import RunningServer
 
-        loop = new_event_loop()
-        running = None
-        try:
-            server = RunningServer(request, plan, listener, interrupts)
-            running = loop.create_task(server.run())
+        server = RunningServer(request, plan, listener, interrupts)
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            running = runner.get_loop().create_task(server.run())
             # The loop is paused while an event is shown, for about a millisecond.
-            while (event := loop.run_until_complete(server.events.get())) is not None:
+            while (event := runner.run(server.events.get())) is not None:
                 yield _with_log(event)
-            loop.run_until_complete(running)
-            if server.was_interrupted:
-                raise KeyboardInterrupt
-        finally:
-            if running is not None and not running.done():
-                running.cancel()
-                loop.run_until_complete(asyncio.wait({running}))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            runner.run(_result_of(running))
+        if server.was_interrupted:
+            raise KeyboardInterrupt
 
 
 def swap(model: ModelRequest | None, port: int | None) -> Iterator[SwapReply]:
@@ -119,6 +111,10 @@ def _warnings(request: ServeRequest) -> Iterator[Finding]:
             Fix(text="leave --host out, and let a reverse proxy on this computer forward to it"),
         ),
     )
+
+
+async def _result_of(running: asyncio.Task[None]) -> None:
+    await running
 
 
 def _with_log(event: ServeEvent) -> ServeEvent:

@@ -93,15 +93,17 @@ def batch_length(waiting: Iterable[tuple[int, bool]], limit: int) -> int:
     return length
 
 
-def is_second_due(
+def second_due_in_s(
     waiting_samples: int, limit: int, running_s: float, expected_s: float | None
-) -> bool:
-    """Whether a second batch is sent to a replica that computes one.
+) -> float:
+    """When a second batch is sent to a replica that computes one; 0: now.
 
     It must be there when the first one ends, but what is sent later has more samples: so when it is
     full, or when the first one is half done.
     """
-    return waiting_samples >= limit or expected_s is None or running_s >= expected_s / 2
+    if waiting_samples >= limit or expected_s is None:
+        return 0.0
+    return max(0.0, expected_s / 2 - running_s)
 
 
 def wait_s(ahead_samples: int, num_replicas: int, times: BatchTimes | None) -> float | None:

@@ -14,7 +14,7 @@ from flatout.schema.serve_control import ReplicaPlan, ServeEvent
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import Answered, BatchDone
 from flatout.schema.units import seconds_text
-from flatout.serve.batching import BatchTimes, is_second_due, wait_s
+from flatout.serve.batching import BatchTimes, second_due_in_s, wait_s
 from flatout.serve.dispatcher import Answer, DispatchTotals
 from flatout.serve.pending import Pending, RequestQueue, SentBatch
 from flatout.serve.replica import MOST_BATCHES, Replica, Result
@@ -62,6 +62,8 @@ class ReplicaPool:
         self._hang_s = hang_s
         self._totals = totals
         self._recent_s = recent_s
+        # Until a second batch is sent to a replica.
+        self._timer: asyncio.TimerHandle | None = None
         # Something has left it.
         self._has_changed = asyncio.Event()
         self.replicas = [
@@ -229,10 +231,21 @@ class ReplicaPool:
         # How long a stream takes is not known; another replica may be free first.
         if current.is_stream or current.began_s is None:
             return None
-        running_s = elapsed_s() - current.began_s
-        expected_s = self.times.expected_s(current.num_samples)
-        is_due = is_second_due(self.queue.num_samples, self.times.limit, running_s, expected_s)
-        return replica if is_due else None
+        due_in_s = second_due_in_s(
+            self.queue.num_samples,
+            self.times.limit,
+            elapsed_s() - current.began_s,
+            self.times.expected_s(current.num_samples),
+        )
+        if due_in_s <= 0:
+            return replica
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(due_in_s, self._look_again)
+        return None
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.replica_freed()
 
     async def _watch_deadlines(self) -> None:
         while True:

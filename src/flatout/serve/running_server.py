@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import sys
-from collections import deque
 
 import msgspec
 
@@ -186,7 +186,7 @@ class RunningServer:
         answered, samples, batches = (
             new - old for new, old in zip(counts, self._last_counts, strict=True)
         )
-        recent = _sorted_last(self._dispatcher.recent_s, answered)
+        recent = sorted(itertools.islice(reversed(self._dispatcher.recent_s), answered))
         self.events.put_nowait(
             ServeTick(
                 requests_per_s=answered / (now_s - self._last_tick_s),
@@ -199,8 +199,3 @@ class RunningServer:
             )
         )
         self._last_tick_s, self._last_counts = now_s, counts
-
-
-def _sorted_last(values: deque[float], count: int) -> list[float]:
-    first = max(0, len(values) - count)
-    return sorted(values[number] for number in range(first, len(values)))

@@ -47,6 +47,7 @@ class ServeDisplay:
         self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
         self._waiting = Waiting("looking at the model and its environment")
         self._is_ready = False
+        self._warming = ""
 
     def __enter__(self) -> ServeDisplay:
         self._waiting.__enter__()
@@ -66,8 +67,9 @@ class ServeDisplay:
             sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
             sys.stdout.buffer.flush()
         if isinstance(event, ReplicaWarming):
-            self._waiting.update(_warming_text(event))
+            self._show_warming(_warming_text(event))
             return
+        self._warming = ""
         self._waiting.stop()
         for finding in _findings(event):
             show.print_finding(finding)
@@ -84,11 +86,21 @@ class ServeDisplay:
         elif isinstance(event, ServeStopping):
             self._is_ready = False
 
+    def _show_warming(self, text: str) -> None:
+        if self._is_ready:
+            # In the line of what answers meanwhile.
+            self._warming = text
+        elif self._live is not None:
+            self._waiting.update(text)
+        elif not self._is_json:
+            show.print_lines(self._console, [("warming", text)])
+
     def _show_tick(self, tick: ServeTick) -> None:
         if self._live is None or not self._is_ready:
             return
         self._live.start()
-        text = Text(tick_text(tick), no_wrap=True, overflow="ellipsis")
+        line = wording.DOT.join(filter(None, [tick_text(tick), self._warming]))
+        text = Text(line, no_wrap=True, overflow="ellipsis")
         self._live.update(text, refresh=True)
 
 
