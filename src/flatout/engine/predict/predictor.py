@@ -24,7 +24,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed.feed import Feed
 from flatout.engine.feed.select_feed import FeedOptions
 from flatout.engine.model import precision
-from flatout.engine.predict.inputs import UnreadableInput, batches_of
+from flatout.engine.predict.inputs import UnreadableInput, batches_of, together
 from flatout.engine.recipe.default_recipe import changed_recipe
 from flatout.engine.recipe.experiment_facts import check_model
 from flatout.engine.runlog.history import read_history
@@ -121,6 +121,10 @@ class Predictor:
     def call(self, batch: Any) -> Any:
         """What `predict` of the experiment, or else the model, makes of a batch on the device."""
         return (self.experiment.predict or self._plain)(self.model, batch)
+
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch of samples, as `predict` takes it."""
+        return (self.experiment.collate or together)(samples)
 
     def evaluate(self, *, batch_size: int | None = None) -> ValidationResult:
         """The metrics over the whole validation data, as a validation in training computes them.
