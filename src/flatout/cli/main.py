@@ -28,6 +28,7 @@ COMMANDS = (
     ("compare", "Train", "Compare runs: what differs, and the results."),
     ("predict", "Predict", "Predict with the saved weights of a run."),
     ("evaluate", "Predict", "Recompute the validation metrics of a run's saved weights."),
+    ("export", "Predict", "Export a run's model to ONNX and other formats."),
     ("setup", "Set up", "Create and test an environment that fits this machine."),
     ("envs", "Set up", "List the environments made by `flatout setup`."),
     ("cluster", "Set up", "Run a cluster of containers on this machine."),

@@ -74,7 +74,7 @@ class ExportedFacts(msgspec.Struct, frozen=True, kw_only=True):
     example: Any = None
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class ExportCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of the exported file next to the run's, on the same samples.
 
     data: which samples, such as `validation`. batch_sizes: in which it was tried.
@@ -106,7 +106,7 @@ class Exported(Reply, frozen=True, kw_only=True, tag="exported"):
     form: ExportForm
     size_bytes: int
     facts: ExportedFacts
-    checked: Checked
+    checked: ExportCheck
     opset: int | None = None
 
 

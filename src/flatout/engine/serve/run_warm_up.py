@@ -29,7 +29,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
     outputs: tuple[TensorSpec, ...] = ()
     if samples is not None:
         if samples.is_tensors:
-            reader.layout, reader.specs = samples.content, _specs(samples)
+            reader.layout, reader.specs = samples.content, specs_with_varying(samples)
         recipe = yield from SpeedTrial(model, start, samples).choose()
         outputs = output_specs(model.compute(samples.content, samples.num_samples))
     example = _example(samples)
@@ -47,7 +47,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
         accepts=_accepted(model, samples),
         can_stream=experiment.stream is not None,
         labels=None if experiment.labels is None else tuple(experiment.labels),
-        example=_json_example(example),
+        example=_json_value(example),
         device=str(predictor.device),
         precision=predictor.recipe.precision.value,
         recipe=tuple(recipe),
@@ -57,7 +57,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
     )
 
 
-def _specs(samples: SampleInputs) -> tuple[TensorSpec, ...]:
+def specs_with_varying(samples: SampleInputs) -> tuple[TensorSpec, ...]:
     """The tensors of the samples, with None for sizes that depend on the input."""
     specs = specs_of(samples.content)
     varying = samples.varying or (frozenset(),) * len(specs)
@@ -94,7 +94,12 @@ def _example(samples: SampleInputs | None) -> AnyInput | None:
     return ValueInput(first[0] if len(first) == 1 else dict(zip(names, first, strict=True)))
 
 
-def _json_example(example: AnyInput | None) -> object:
+def json_example(samples: SampleInputs) -> object:
+    """A JSON value with one sample; None where only a file makes sense."""
+    return _json_value(_example(samples))
+
+
+def _json_value(example: AnyInput | None) -> object:
     if isinstance(example, ValueInput):
         return example.value
     return example.text if isinstance(example, TextInput) else None

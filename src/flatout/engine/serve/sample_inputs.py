@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class SampleInputs:
 
     content: a batch. given: an input that is read as one sample, or None where `content` was taken
     from the training data as it is. targets: of the samples, where the data has them.
-    varying: of each tensor, the dimensions that depend on the input.
+    varying: of each tensor, the dimensions that depend on the input. data: where they are from.
     """
 
     content: Any
@@ -45,6 +45,7 @@ class SampleInputs:
     given: AnyInput | None = None
     targets: Tensor | None = None
     varying: tuple[frozenset[int], ...] = ()
+    data: str = "made-up"
 
     @property
     def is_tensors(self) -> bool:
@@ -53,14 +54,17 @@ class SampleInputs:
 
 
 def find_sample_inputs(
-    predictor: Predictor, reader: InputReader, num_samples: int
+    predictor: Predictor,
+    reader: InputReader,
+    num_samples: int,
+    names: Sequence[str] = ("validation", "training"),
 ) -> SampleInputs | None:
     """Samples that the model computes; None if none was found.
 
     Texts come first, then samples of the validation or training data as `decode` or `predict_data`
     reads them, then an image, and last the training data as it is.
     """
-    batch, _ = training_batch(predictor, num_samples)
+    batch, name = training_batch(predictor, num_samples, names)
     tries: list[Callable[[], Iterator[SampleInputs]]] = [lambda: _texts(reader)]
     if batch is not None:
         tries += [lambda: _decoded(predictor, reader, batch), lambda: _from_array(reader, batch)]
@@ -72,15 +76,18 @@ def find_sample_inputs(
         with contextlib.suppress(Exception):
             for found in attempt():
                 if _is_computed(predictor, found):
-                    return found
+                    return replace(found, data=name) if found.num_samples > 1 else found
     return None
 
 
-def training_batch(predictor: Predictor, num_samples: int) -> tuple[Any, str]:
-    """The first samples of the validation or the training data, and which; None without any."""
+def training_batch(
+    predictor: Predictor, num_samples: int, names: Sequence[str]
+) -> tuple[Any, str]:
+    """The first samples of the first of these data sets that there is; None without any."""
     experiment = predictor.experiment
     sources = {"validation": experiment.validation_data, "training": experiment.train_data}
-    for name, make in sources.items():
+    for name in names:
+        make = sources[name]
         if make is None:
             continue
         # The data may be on another machine; then only the form of its inputs is not known.
