@@ -29,6 +29,7 @@ COMMANDS = (
     ("predict", "Predict", "Predict with the saved weights of a run."),
     ("evaluate", "Predict", "Recompute the validation metrics of a run's saved weights."),
     ("serve", "Predict", "Answer requests with the saved weights of a run, over HTTP."),
+    ("export", "Predict", "Export a run's model to ONNX and other formats."),
     ("setup", "Set up", "Create and test an environment that fits this machine."),
     ("envs", "Set up", "List the environments made by `flatout setup`."),
     ("cluster", "Set up", "Run a cluster of containers on this machine."),

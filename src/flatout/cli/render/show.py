@@ -23,6 +23,7 @@ from flatout.runs.model.listed import DataState
 from flatout.runs.model.new_experiment import NewExperiment
 from flatout.schema.addresses import masked
 from flatout.schema.class_report import Results
+from flatout.schema.export_protocol import ExportRequest
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.predict_protocol import InferenceRequest
@@ -34,7 +35,9 @@ from flatout.schema.suggested_command import show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import bytes_text
 
-RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest | ModelRequest)
+RequestT = TypeVar(
+    "RequestT", bound=TrainRequest | InferenceRequest | ExportRequest | ModelRequest
+)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
