@@ -112,7 +112,10 @@ class Replica:
         answers = [self._answer(item, sum(sizes)) for item in batch.items]
         self.send(
             *(answer for answer in answers if answer is not None),
-            BatchDone(num_samples=sum(sizes), compute_s=time.perf_counter() - began_s),
+            BatchDone(
+                first=batch.items[0].id, num_samples=sum(sizes),
+                compute_s=time.perf_counter() - began_s,
+            ),
         )
 
     def _answer(self, item: BatchItem, batch_samples: int) -> Answered | ItemRefused | None:

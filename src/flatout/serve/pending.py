@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from flatout.schema.serve_protocol import BatchItem
+from flatout.schema.serve_protocol import Answered, BatchItem, ItemRefused
 from flatout.serve.batching import batch_length
 from flatout.serve.dispatcher import Answer, InferRequest
 
@@ -79,6 +79,11 @@ class RequestQueue:
     def __contains__(self, pending: object) -> bool:
         return pending in self._items
 
+    @property
+    def is_stream_next(self) -> bool:
+        """Whether the oldest request is for a streamed answer."""
+        return self._items[0].item.is_stream
+
     def append(self, pending: Pending) -> None:
         """Adds a request at the end."""
         self._items.append(pending)
@@ -106,17 +111,14 @@ class RequestQueue:
 class SentBatch:
     """Requests that a replica computes together.
 
-    unanswered: by number. began_s: when the replica had nothing else before it; None: not yet.
-    last_sign_s: when it was last heard of.
+    unanswered: by number. results: what came for the others. began_s: when the replica had nothing
+    else before it; None: not yet.
     """
 
-    def __init__(self, items: list[Pending], now_s: float) -> None:
+    def __init__(self, items: list[Pending]) -> None:
+        self.first = items[0].item.id
         self.unanswered = {pending.item.id: pending for pending in items}
+        self.results: list[tuple[Pending, Answered | ItemRefused]] = []
         self.num_samples = sum(pending.num_samples for pending in items)
         self.is_stream = any(pending.item.is_stream for pending in items)
         self.began_s: float | None = None
-        self.last_sign_s = now_s
-
-    def begin(self, now_s: float) -> None:
-        """The replica computes it from now on."""
-        self.began_s = self.last_sign_s = now_s

@@ -37,14 +37,14 @@ from flatout.system.worker_process import ending_text
 
 # One is computed, one waits in the pipe: the replica never waits for the server.
 MOST_BATCHES = 2
+# Streams take turns, between batches.
+MOST_STREAMS = 32
 # After starts that failed, one after another; a replica that has answered is started at once.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # For a replica to end by itself once its stdin is closed.
 _GRACE_S = 10.0
 _LAST_LINES = 5
-
-Result = tuple[Pending, Answered | ItemRefused]
 
 
 class ReplicaOwner(Protocol):
@@ -53,11 +53,13 @@ class ReplicaOwner(Protocol):
     def replica_freed(self) -> None:
         """A replica can take a batch."""
 
-    def batch_ended(self, batch: SentBatch, results: list[Result], done: BatchDone | None) -> None:
-        """Items of a batch were answered; the last ones where done is given."""
+    def batch_ended(self, batch: SentBatch, done: BatchDone | None) -> None:
+        """Items of a batch were answered; all of them where done is given."""
 
-    def replica_lost(self, batches: Sequence[SentBatch], because: str) -> tuple[int, int]:
-        """What a dead replica had, the first one being computed; how many are retried, and fail."""
+    def replica_lost(
+        self, computing: list[SentBatch], waiting: list[SentBatch], because: str
+    ) -> tuple[int, int]:
+        """What a dead replica had; how many requests are tried again, and how many fail."""
 
     @property
     def report(self) -> Callable[[ServeEvent], None]:
@@ -67,7 +69,8 @@ class ReplicaOwner(Protocol):
 class Replica:
     """One place for a replica: a process, started again each time that it dies.
 
-    first: its model, once it was ready for the first time.
+    first: its model, once it was ready for the first time. batches: the first one is computed, the
+    next one waits. streams: generated side by side, by the number of their request.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Replica:
     ) -> None:  # fmt: skip
         self.index = index
         self.batches: deque[SentBatch] = deque()
+        self.streams: dict[int, SentBatch] = {}
         self.first: asyncio.Future[ReplicaReady] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self._name = name
@@ -86,7 +90,7 @@ class Replica:
         self._process: ReplicaProcess | None = None
         self._model: ServedModel | None = None
         self._memory_bytes: int | None = None
-        self._results: list[Result] = []
+        self._last_sign_s = elapsed_s()
         self._failed: ReplicaFailed | None = None
         self._killed_because: str | None = None
         self._printed = ""
@@ -101,8 +105,12 @@ class Replica:
 
     @property
     def num_samples(self) -> int:
-        """Samples in it."""
+        """Samples in its batches."""
         return sum(batch.num_samples for batch in self.batches)
+
+    def sent(self) -> list[SentBatch]:
+        """Everything that it has not finished."""
+        return [*self.batches, *self.streams.values()]
 
     def status(self) -> ReplicaStatus:
         """How it is at the moment."""
@@ -114,7 +122,7 @@ class Replica:
             version=self._model.version if self._model else "",
             device=self._model.device if self._model else "",
             num_restarts=self.num_restarts,
-            num_in_flight=sum(len(batch.unanswered) for batch in self.batches),
+            num_in_flight=sum(len(batch.unanswered) for batch in self.sent()),
             memory_bytes=self._memory_bytes,
         )
 
@@ -122,24 +130,29 @@ class Replica:
         """Sends it a batch."""
         assert self._process is not None
         now_s = elapsed_s()
-        batch = SentBatch(items, now_s)
-        if not self.batches:
-            batch.begin(now_s)
-        self.batches.append(batch)
+        if not self.batches and not self.streams:
+            self._last_sign_s = now_s
+        batch = SentBatch(items)
+        if batch.is_stream:
+            self.streams[batch.first] = batch
+        else:
+            if not self.batches:
+                batch.began_s = now_s
+            self.batches.append(batch)
         for pending in items:
             pending.sent_s = now_s
         self._process.send(Batch(items=tuple(pending.item for pending in items)))
 
     def cancel(self, number: int) -> None:
         """The client of a streamed answer has left."""
-        if self._process is not None and any(number in batch.unanswered for batch in self.batches):
+        if self._process is not None and number in self.streams:
             self._process.send(Cancel(id=number))
 
     def kill_if_hung(self, now_s: float, limit_s: float) -> None:
-        """Kills it where nothing was heard of its batch for too long."""
-        if not self.batches or self._process is None or self._killed_because is not None:
+        """Kills it where it has something to do, and nothing was heard of it for too long."""
+        if self._process is None or self._killed_because is not None or not self.sent():
             return
-        if now_s - self.batches[0].last_sign_s > limit_s:
+        if now_s - self._last_sign_s > limit_s:
             self._killed_because = f"it gave no answer for {seconds_text(limit_s)} and was killed"
             self._process.kill()
 
@@ -220,58 +233,61 @@ class Replica:
         return _died(self._killed_because or f"it {ending_text(code)}", code, self._printed), 1
 
     def _give_back(self, because: str) -> tuple[int, int]:
-        batches, self.batches = self.batches, deque()
-        if batches and self._results:
-            self._owner.batch_ended(batches[0], self._results, None)
-        self._results = []
-        return self._owner.replica_lost(batches, because)
+        batches, streams = list(self.batches), list(self.streams.values())
+        self.batches.clear()
+        self.streams.clear()
+        for batch in (*batches, *streams):
+            if batch.results:
+                self._owner.batch_ended(batch, None)
+        return self._owner.replica_lost([*batches[:1], *streams], batches[1:], because)
 
     def _take(self, message: FromReplica) -> None:
+        self._last_sign_s = elapsed_s()
         if isinstance(message, Answered | ItemRefused):
-            for batch in self.batches:
-                pending = batch.unanswered.pop(message.id, None)
-                if pending is not None:
-                    self._results.append((pending, message))
+            # Until the end of its batch is reported, with how long it took.
+            for batch in self.sent():
+                if (pending := batch.unanswered.pop(message.id, None)) is not None:
+                    batch.results.append((pending, message))
                     break
         elif isinstance(message, BatchDone):
             self._end_batch(message)
         elif isinstance(message, Piece):
-            self._take_piece(message)
+            stream = self.streams.get(message.id)
+            pending = stream.unanswered.get(message.id) if stream is not None else None
+            if pending is not None and pending.pieces is not None:
+                pending.has_pieces = True
+                pending.pieces.put_nowait(message.text)
         elif isinstance(message, ReplicaStarting):
             self._owner.report(
                 ReplicaWarming(name=self._name, replica=self.index, what=message.what)
             )
         elif isinstance(message, ReplicaReady):
-            self._model = message.model
-            self._phase = "ready"
-            if not self.first.done():
-                self.first.set_result(message)
-            elif self._process is not None:
-                self._owner.report(ReplicaRestored(replica=self.index, pid=self._process.pid))
-            self._owner.replica_freed()
+            self._become_ready(message)
         else:
             self._failed = message
 
     def _end_batch(self, done: BatchDone) -> None:
-        if not self.batches:
-            return
-        batch = self.batches.popleft()
-        results, self._results = self._results, []
+        batch = self.streams.pop(done.first, None) if done.first is not None else None
+        if batch is None:
+            if not self.batches:
+                return
+            batch = self.batches.popleft()
+            if self.batches:
+                self.batches[0].began_s = elapsed_s()
         self._has_worked = True
         self._memory_bytes = done.memory_bytes or self._memory_bytes
-        if self.batches:
-            self.batches[0].begin(elapsed_s())
         # The replica first: it computes while the answers are sent.
         self._owner.replica_freed()
-        self._owner.batch_ended(batch, results, done)
+        self._owner.batch_ended(batch, done)
 
-    def _take_piece(self, piece: Piece) -> None:
-        for batch in self.batches:
-            pending = batch.unanswered.get(piece.id)
-            if pending is not None and pending.pieces is not None:
-                pending.has_pieces = True
-                pending.pieces.put_nowait(piece.text)
-                batch.last_sign_s = elapsed_s()
+    def _become_ready(self, ready: ReplicaReady) -> None:
+        self._model = ready.model
+        self._phase = "ready"
+        if not self.first.done():
+            self.first.set_result(ready)
+        elif self._process is not None:
+            self._owner.report(ReplicaRestored(replica=self.index, pid=self._process.pid))
+        self._owner.replica_freed()
 
 
 def _died(because: str, code: int, printed: str) -> Finding:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import ReplicaPlan, ServeEvent
@@ -17,7 +17,7 @@ from flatout.schema.units import seconds_text
 from flatout.serve.batching import BatchTimes, second_due_in_s, wait_s
 from flatout.serve.dispatcher import Answer, DispatchTotals
 from flatout.serve.pending import Pending, RequestQueue, SentBatch
-from flatout.serve.replica import MOST_BATCHES, Replica, Result
+from flatout.serve.replica import MOST_BATCHES, MOST_STREAMS, Replica
 from flatout.serve.serve_errors import (
     InputNotAccepted,
     ModelFailed,
@@ -80,7 +80,7 @@ class ReplicaPool:
     @property
     def num_open(self) -> int:
         """Requests that are not answered."""
-        sent = (batch for replica in self.replicas for batch in replica.batches)
+        sent = (batch for replica in self.replicas for batch in replica.sent())
         return len(self.queue) + sum(len(batch.unanswered) for batch in sent)
 
     def wait_s(self) -> float | None:
@@ -122,7 +122,7 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """Answers what is in it, then ends the replicas."""
-        while self.queue or any(replica.batches for replica in self.replicas):
+        while self.queue or any(replica.sent() for replica in self.replicas):
             self._has_changed.clear()
             await self._has_changed.wait()
         self._watch.cancel()
@@ -136,7 +136,7 @@ class ReplicaPool:
     def fail_all(self, error: Exception) -> None:
         """Ends all requests without an answer."""
         for replica in self.replicas:
-            for batch in replica.batches:
+            for batch in replica.sent():
                 for pending in batch.unanswered.values():
                     pending.fail(error)
         for pending in self.queue:
@@ -152,7 +152,7 @@ class ReplicaPool:
                 return
             replica.send(self.queue.next_batch(self.times.limit if self.times else 1))
 
-    def batch_ended(self, batch: SentBatch, results: list[Result], done: BatchDone | None) -> None:
+    def batch_ended(self, batch: SentBatch, done: BatchDone | None) -> None:
         """Passes answers on."""
         now_s = elapsed_s()
         seconds = now_s - (batch.began_s if batch.began_s is not None else now_s)
@@ -163,7 +163,7 @@ class ReplicaPool:
             self._totals.num_samples += batch.num_samples
             self._totals.compute_s += done.compute_s
             self._totals.decode_s += done.decode_s
-        for pending, message in results:
+        for pending, message in batch.results:
             if pending.future.done():
                 continue
             if isinstance(message, Answered):
@@ -191,24 +191,22 @@ class ReplicaPool:
                 self._totals.num_failed += _kill_request(pending, skipped)
         self._has_changed.set()
 
-    def replica_lost(self, batches: Sequence[SentBatch], because: str) -> tuple[int, int]:
+    def replica_lost(
+        self, computing: list[SentBatch], waiting: list[SentBatch], because: str
+    ) -> tuple[int, int]:
         """Puts what a dead replica had back to the front of the queue.
 
         What it was computing is tried once more, each request alone: one of them may be to blame.
         """
         again: list[Pending] = []
         num_failed = 0
-        for number, batch in enumerate(batches):
-            for pending in batch.unanswered.values():
-                if pending.future.done():
-                    continue
-                is_blamed = number == 0 and (pending.is_suspect or pending.has_pieces)
-                if is_blamed:
-                    num_failed += _kill_request(pending, because)
-                    continue
-                if number == 0:
-                    pending.is_alone = pending.is_suspect = True
+        for pending in _open_in(computing):
+            if pending.is_suspect or pending.has_pieces:
+                num_failed += _kill_request(pending, because)
+            else:
+                pending.is_alone = pending.is_suspect = True
                 again.append(pending)
+        again += _open_in(waiting)
         self.queue.put_back(again)
         self._totals.num_failed += num_failed
         self._totals.num_retried += len(again)
@@ -223,18 +221,17 @@ class ReplicaPool:
         if not ready:
             return None
         replica = min(ready, key=_load)
+        if self.queue.is_stream_next:
+            return replica if len(replica.streams) < MOST_STREAMS else None
         if not replica.batches:
             return replica
         if len(replica.batches) >= MOST_BATCHES or self.times is None:
             return None
-        current = replica.batches[0]
-        # How long a stream takes is not known; another replica may be free first.
-        if current.is_stream or current.began_s is None:
-            return None
+        current, now_s = replica.batches[0], elapsed_s()
         due_in_s = second_due_in_s(
             self.queue.num_samples,
             self.times.limit,
-            elapsed_s() - current.began_s,
+            now_s - (now_s if current.began_s is None else current.began_s),
             self.times.expected_s(current.num_samples),
         )
         if due_in_s <= 0:
@@ -254,7 +251,7 @@ class ReplicaPool:
             late = [pending for pending in self.queue if pending.deadline_s <= now_s]
             self.queue.remove(late)
             for replica in self.replicas:
-                for batch in replica.batches:
+                for batch in replica.sent():
                     # A stream that has begun is not cut off.
                     late += [
                         pending for pending in batch.unanswered.values()
@@ -268,8 +265,18 @@ class ReplicaPool:
             self.replica_freed()
 
 
-def _load(replica: Replica) -> tuple[int, int]:
-    return len(replica.batches), replica.num_samples
+def _load(replica: Replica) -> tuple[int, int, int]:
+    return len(replica.batches), len(replica.streams), replica.num_samples
+
+
+def _open_in(batches: list[SentBatch]) -> list[Pending]:
+    """Requests of batches whose clients still wait."""
+    return [
+        pending
+        for batch in batches
+        for pending in batch.unanswered.values()
+        if not pending.future.done()
+    ]
 
 
 def _kill_request(pending: Pending, because: str) -> bool:
