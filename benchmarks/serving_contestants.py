@@ -132,7 +132,7 @@ def rows_of(port: int, bodies: Sequence[str]) -> list[dict[str, Any]]:
         status, _, content = post(port, body)
         if status != 200:
             raise RuntimeError(f"HTTP status {status}: {content[:300]!r}")
-        rows.append(json.loads(content)["predictions"][0])
+        rows.append(http_load.first_row(content))
     return rows
 
 

@@ -168,7 +168,7 @@ def test_inputs_when_there_are_several(tmp_path: Path) -> None:
 def test_metrics_when_the_server_is_of_flatout() -> None:
     def reply(asked: Asked) -> Reply:
         if asked.path == "/metrics":
-            return Reply(b"flatout_serve_queue_depth 4\n", content_type="text/plain")
+            return Reply(b"flatout_serve_queue_requests 4\n", content_type="text/plain")
         return flatout_pages(asked) or Reply(delay_s=0.01)
 
     with load_server(reply) as server:

@@ -189,16 +189,16 @@ def test_answer_when_it_is_no_json(body: bytes) -> None:
 
 
 METRICS = """\
-# TYPE flatout_serve_queue_depth gauge
-flatout_serve_queue_depth 3
-# TYPE flatout_serve_batch_samples histogram
-flatout_serve_batch_samples_bucket{{le="+Inf"}} {batches}
-flatout_serve_batch_samples_sum {samples}
-flatout_serve_batch_samples_count {batches}
-# TYPE flatout_serve_queue_seconds histogram
-flatout_serve_queue_seconds_bucket{{le="+Inf"}} {samples}
-flatout_serve_queue_seconds_sum {seconds}
-flatout_serve_queue_seconds_count {samples}
+# TYPE flatout_serve_queue_requests gauge
+flatout_serve_queue_requests 3
+# TYPE flatout_serve_batches counter
+flatout_serve_batches_total {batches}
+# TYPE flatout_serve_samples counter
+flatout_serve_samples_total {samples}
+# TYPE flatout_serve_queue_duration_seconds histogram
+flatout_serve_queue_duration_seconds_bucket{{le="+Inf"}} {samples}
+flatout_serve_queue_duration_seconds_sum {seconds}
+flatout_serve_queue_duration_seconds_count {samples}
 """
 
 

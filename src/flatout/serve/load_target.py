@@ -82,7 +82,7 @@ def find_target(request: LoadRequest) -> LoadTarget:
         url=base + path, base=base, method=request.method, headers=headers,
         bodies=bodies or (b"",), expected=expected,
     )  # fmt: skip
-    target = _with_server(target, request.timeout_s)
+    target = _with_server(target, request)
     if bodies is None and request.method != "GET":
         target = msgspec.structs.replace(target, bodies=(_example(target, path, request),))
         target.headers.setdefault("Content-Type", _JSON)
@@ -178,10 +178,12 @@ def _bodies(text: str, headers: dict[str, str]) -> tuple[bytes, ...]:
     return bodies
 
 
-def _with_server(target: LoadTarget, timeout_s: float) -> LoadTarget:
+def _with_server(target: LoadTarget, request: LoadRequest) -> LoadTarget:
     """Asks who the server is, as KServe's protocol has it."""
+    reply = call_server(target, "/v2", request.timeout_s)
+    if reply.status in (401, 403) and request.input is None:
+        raise _refused(target, reply)
     try:
-        reply = call_server(target, "/v2", timeout_s)
         found = msgspec.json.decode(reply.body) if reply.status == 200 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
@@ -213,13 +215,11 @@ def _example(target: LoadTarget, path: str, request: LoadRequest) -> bytes:
             document = msgspec.json.decode(reply.body)
             media = document["paths"][_PATH]["post"]["requestBody"]["content"][_JSON]
             example = media.get("example") or _first_example(media["examples"])
-        # Its model reads files only, or the token is missing, which the first request says.
+        # Its model reads files only.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
             example = None
         if example is not None:
             return msgspec.json.encode(example)
-        if reply.status in (401, 403):
-            raise _refused(target, reply)
     because = (
         "this model has no example" if target.server is not None and request.path is None
         else f"{target.base} is not a flatout server, or {path} is not its /predict"

@@ -15,9 +15,11 @@ from flatout.system import http_call
 # A server under load may answer late; its load is more important than this.
 _LIMIT_S = 0.5
 
-_QUEUE_DEPTH = "flatout_serve_queue_depth"
-_BATCH_SUM, _BATCH_COUNT = "flatout_serve_batch_samples_sum", "flatout_serve_batch_samples_count"
-_QUEUE_SUM, _QUEUE_COUNT = "flatout_serve_queue_seconds_sum", "flatout_serve_queue_seconds_count"
+# As serve_metrics.py names them.
+_QUEUE_DEPTH = "flatout_serve_queue_requests"
+_SAMPLES, _BATCHES = "flatout_serve_samples_total", "flatout_serve_batches_total"
+_QUEUE_SUM = "flatout_serve_queue_duration_seconds_sum"
+_QUEUE_COUNT = "flatout_serve_queue_duration_seconds_count"
 
 
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +69,10 @@ def load_between(
         total, count = grown(of), grown(by)
         return total / count if total is not None and count else None
 
-    batches = grown(_BATCH_COUNT)
+    batches = grown(_BATCHES)
     return ServerLoad(
         num_batches=None if batches is None else round(batches),
-        mean_batch=mean(_BATCH_SUM, _BATCH_COUNT),
+        mean_batch=mean(_SAMPLES, _BATCHES),
         mean_queue_s=mean(_QUEUE_SUM, _QUEUE_COUNT),
         max_queue_depth=max(depths, default=None),
     )
