@@ -82,9 +82,10 @@ def find_target(request: LoadRequest) -> LoadTarget:
         url=base + path, base=base, method=request.method, headers=headers,
         bodies=bodies or (b"",), expected=expected,
     )  # fmt: skip
-    target = _with_server(target, request)
+    target, document = _with_server(target, request)
     if bodies is None and request.method != "GET":
-        target = msgspec.structs.replace(target, bodies=(_example(target, path, request),))
+        body = _example(target, path, document)
+        target = msgspec.structs.replace(target, bodies=(body,))
         target.headers.setdefault("Content-Type", _JSON)
     if expected and len(expected) not in (1, len(target.bodies)):
         raise _bad_input(
@@ -178,19 +179,34 @@ def _bodies(text: str, headers: dict[str, str]) -> tuple[bytes, ...]:
     return bodies
 
 
-def _with_server(target: LoadTarget, request: LoadRequest) -> LoadTarget:
-    """Asks who the server is, as KServe's protocol has it."""
+def _with_server(target: LoadTarget, request: LoadRequest) -> tuple[LoadTarget, Any]:
+    """Asks who the server is, as KServe's protocol has it; of flatout, its OpenAPI document, too."""
     reply = call_server(target, "/v2", request.timeout_s)
     if reply.status in (401, 403) and request.input is None:
         raise _refused(target, reply)
-    try:
-        found = msgspec.json.decode(reply.body) if reply.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = None
+    found = _json(reply) if reply.status == 200 else None
     if not isinstance(found, dict) or found.get("name") != "flatout":
-        return target
+        return target, None
     server = f"flatout {found.get('version', '')}".strip()
-    return msgspec.structs.replace(target, server=server)
+    document = _json(call_server(target, "/openapi.json", request.timeout_s))
+    title = _member(document, "info", "title")
+    model = title.removeprefix("flatout: ") if isinstance(title, str) else None
+    return msgspec.structs.replace(target, server=server, model=model), document
+
+
+def _json(reply: HttpReply) -> Any:
+    """The answer's value; None if it is not JSON."""
+    try:
+        return msgspec.json.decode(reply.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _member(value: Any, *names: str) -> Any:
+    """A member of objects in objects; None if there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def call_server(target: LoadTarget, path: str, timeout_s: float) -> HttpReply:
@@ -207,33 +223,21 @@ def call_server(target: LoadTarget, path: str, timeout_s: float) -> HttpReply:
         raise _no_server(target, str(error) or type(error).__name__) from error
 
 
-def _example(target: LoadTarget, path: str, request: LoadRequest) -> bytes:
-    """The input that a flatout server names as an example in its OpenAPI document."""
-    if target.server is not None and urlsplit(path).path == _PATH:
-        reply = call_server(target, "/openapi.json", request.timeout_s)
-        try:
-            document = msgspec.json.decode(reply.body)
-            media = document["paths"][_PATH]["post"]["requestBody"]["content"][_JSON]
-            example = media.get("example") or _first_example(media["examples"])
-        # Its model reads files only.
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-            example = None
+def _example(target: LoadTarget, path: str, document: Any) -> bytes:
+    """The body that a flatout server names as an example in its OpenAPI document."""
+    if urlsplit(path).path == _PATH:
+        media = _member(document, "paths", _PATH, "post", "requestBody", "content", _JSON)
+        example = _member(media, "example")
         if example is not None:
             return msgspec.json.encode(example)
-    because = (
-        "this model has no example" if target.server is not None and request.path is None
-        else f"{target.base} is not a flatout server, or {path} is not its /predict"
-    )  # fmt: skip
     raise UsageError(
         "loadtest-no-input",
         "there is nothing to send.",
-        because=because,
+        because=f"{target.base} is not a flatout server"
+        if target.server is None
+        else f"the model has no example, or {path} is not {_PATH}",
         fix="name it: --input FILE or --input JSON, and the path that takes it: --path /predict",
     )
-
-
-def _first_example(examples: dict[str, Any]) -> object:
-    return next(iter(examples.values()))["value"]
 
 
 def _try_once(target: LoadTarget, request: LoadRequest) -> None:
