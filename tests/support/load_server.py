@@ -57,10 +57,12 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
     loop = asyncio.new_event_loop()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while await _answer(reader, writer):
-                pass
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                while await _answer(reader, writer):
+                    pass
+        finally:
+            writer.close()
 
     async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -95,6 +97,8 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
         listening.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
+        # Until the connections are closed.
+        await asyncio.sleep(0.1)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()

@@ -1,0 +1,105 @@
+"""What the soak of `flatout serve` counts, and its generator of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from serving_soak import Soak, Swap, allowed_models, growth, judged
+from support import http_load
+from support.load_server import Asked, Reply, load_server
+
+SWAPS = (Swap(1, 100.0, 110.0), Swap(0, 200.0, 210.0))
+
+
+@pytest.mark.parametrize(
+    ("due_s", "done_s", "models"),
+    [
+        (10, 11, {0}),
+        (99, 101, {0, 1}),
+        (105, 106, {0, 1}),
+        (109, 111, {0, 1}),
+        (111, 112, {1}),
+        (199, 201, {0, 1}),
+        (250, 251, {0}),
+        (99, 250, {0, 1}),
+    ],
+)
+def test_allowed_models_when_swapped_twice(due_s: float, done_s: float, models: set[int]) -> None:
+    assert allowed_models(due_s, done_s, SWAPS) == models
+
+
+def test_judged_when_there_is_everything(tmp_path: Path) -> None:
+    rows = [
+        (10, 0.1, 200, 0, 0b01), (10, 0.1, 200, 0, 0b10), (10, 0.1, 200, 0, 0),
+        (150, 0.1, 200, 0, 0b10), (150, 0.1, 200, 0, 0b01), (105, 0.1, 200, 0, 0b01),
+        (10, 0.1, 503, 0, 1), (10, 0.1, 503, 0, 0), (10, 5.0, 0, 0, http_load.TIMED_OUT),
+        (10, 0.1, 0, 0, http_load.LOST), (10, 0.1, 500, 0, 0),
+    ]  # fmt: skip
+    (tmp_path / "records").write_bytes(b"".join(http_load.RECORD.pack(*row) for row in rows))
+    counts = judged(tmp_path / "records", Soak(swaps=list(SWAPS)))
+    assert counts == {
+        "requests": 11, "right": 3, "wrong": 3, "refused": 1, "status_503": 1, "timed_out": 1,
+        "lost": 1, "status_500": 1, "answered": 6, "p50_s": 0.1, "p99_s": 0.1,
+    }  # fmt: skip
+
+
+def test_growth_when_memory_is_flat_or_grows() -> None:
+    dice = random.Random(1)
+    flat = [(5.0 * n, 1e8 + dice.gauss(0, 1e5)) for n in range(100)]
+    found = growth(flat)
+    assert found is not None and found[1] < 0 < found[2]
+    found = growth([(at, value * (1 + 0.1 * at / 495)) for at, value in flat])
+    assert found is not None and 0.08 < found[1] < found[0] < 0.11
+    assert growth(flat[:5]) is None
+
+
+def run(server_port: int, **changes: object) -> http_load.LoadResult:
+    options = {"port": server_port, "path": "/predict", "bodies": ["[1]", "[2]"],
+               "warmup_s": 0.1, "duration_s": 1.0, **changes}  # fmt: skip
+    return asyncio.run(http_load.run(http_load.Job(**options)))  # type: ignore[arg-type]
+
+
+def test_generator_when_answers_take_20_ms() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.02)) as server:
+        result = run(server.port, users=4)
+    assert 80 < result.answers_per_s <= 200
+    assert result.p50_s is not None and 0.02 <= result.p50_s < 0.05
+    assert result.statuses == {"200": result.num_requests}
+
+
+def test_generator_when_answers_are_known(tmp_path: Path) -> None:
+    def reply(asked: Asked) -> Reply:
+        label = b"a" if asked.body == b"[1]" else b"x"
+        return Reply(b'{"predictions": [[{"label": "' + label + b'", "probability": 0.5}]]}')
+
+    expected = [[{"label": "a", "probability": 0.5}], [{"label": "b"}, {"label": "c"}]]
+    with load_server(reply) as server:
+        result = run(
+            server.port, rate_per_s=50.0, users=8, expected=expected,
+            records=str(tmp_path / "records"),
+        )  # fmt: skip
+    assert 49 <= result.num_requests <= 51
+    assert 24 <= result.num_wrong <= 26
+    records = list(http_load.RECORD.iter_unpack((tmp_path / "records").read_bytes()))
+    assert len(records) == result.num_requests
+    assert all((place == 0) == (what == 1) for _, _, _, place, what in records)
+
+
+def test_generator_when_requests_are_lost_or_late() -> None:
+    def reply(asked: Asked) -> Reply:
+        kinds = {1: Reply(is_closed=True), 2: Reply(status=503), 3: Reply(delay_s=30.0)}
+        return kinds.get(asked.number % 10, Reply())
+
+    with load_server(reply) as server:
+        result = run(server.port, rate_per_s=100.0, users=32, timeout_s=0.5)
+    assert 99 <= result.num_requests <= 101
+    for count in (result.num_lost, result.num_timed_out, result.statuses["503"]):
+        assert 5 <= count <= 15
+
+
+def test_record_when_it_has_a_size() -> None:
+    assert http_load.RECORD.size == struct.calcsize("<ddHIB")
