@@ -1,4 +1,4 @@
-"""`flatout serve` under load for minutes: replicas are killed, the model is swapped, nothing is lost.
+"""`flatout serve` under load: replicas are killed, the model is swapped, nothing is lost.
 
     python campaigns/serving_soak.py [--minutes 10] [--load 0.8] [--replicas 2]
 

@@ -156,10 +156,9 @@ def _seconds(step: LoadStep) -> Iterator[str]:
     depths = [(one.at_s, one.queue_depth) for one in step.seconds if one.queue_depth is not None]
     if depths:
         counts.append(Curve("requests in the server's queue", depths, "second"))
-    yield from _over_time(
-        "Answers over time", counts, x,
-        load_charts.axis_from_zero([value for curve in counts for _, value in curve.points], _count),
-    )  # fmt: skip
+    most = [value for curve in counts for _, value in curve.points]
+    y = load_charts.axis_from_zero(most, _count)
+    yield from _over_time("Answers over time", counts, x, y)
     latencies = [
         Curve(name, [(one.at_s, value) for one in step.seconds if (value := read(one))], kind)
         for name, kind, read in (

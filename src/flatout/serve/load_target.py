@@ -1,4 +1,4 @@
-"""What a load test sends, and where: found out from the server before the first measured request."""
+"""What a load test sends, and where; found out from the server before anything is measured."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _bodies(text: str, headers: dict[str, str]) -> tuple[bytes, ...]:
 
 
 def _with_server(target: LoadTarget, request: LoadRequest) -> tuple[LoadTarget, Any]:
-    """Asks who the server is, as KServe's protocol has it; of flatout, its OpenAPI document, too."""
+    """Asks who the server is, as KServe's protocol has it; of flatout, for its OpenAPI, too."""
     reply = call_server(target, "/v2", request.timeout_s)
     if reply.status in (401, 403) and request.input is None:
         raise _refused(target, reply)
