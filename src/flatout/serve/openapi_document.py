@@ -169,7 +169,7 @@ def _predict_content(model: ServedModel | None) -> Document:
     }
     json: Document = {"schema": body}
     if model is not None and model.example is not None:
-        json["example"] = model.example
+        json["example"] = {"input": model.example}
     content: Document = {"application/json": json}
     if model is None or "file" in model.accepts:
         file = {"type": "string", "contentMediaType": "application/octet-stream"}
