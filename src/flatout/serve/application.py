@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import flatout
+from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import TensorInput
@@ -105,7 +105,7 @@ class _Application(FastAPI):
     ) -> None:
         super().__init__(
             title="flatout serve",
-            version=flatout.__version__,
+            version=__version__,
             openapi_url=None,
             docs_url=None,
             redoc_url=None,
@@ -336,7 +336,7 @@ class _Routes:
     async def server(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /v2."""
         return _json(
-            {"name": "flatout", "version": flatout.__version__, "extensions": EXTENSIONS}
+            {"name": "flatout", "version": __version__, "extensions": EXTENSIONS}
         )
 
     async def live(self, scope: Scope, receive: Receive) -> ASGIApp:
@@ -373,7 +373,7 @@ class _Routes:
                 check_token(scope, token)
             except UsageError:
                 model = None
-        return _json(openapi_document(model, flatout.__version__, has_token=token is not None))
+        return _json(openapi_document(model, __version__, has_token=token is not None))
 
 
 def _json(value: Any) -> Response:
