@@ -18,11 +18,28 @@ trusts_run = click.option(
     "--trust", "is_trusted", is_flag=True,
     help="Trust the code in the folder of a run that is not among your runs.",
 )  # fmt: skip
-_WEIGHTS_OPTIONS = (
+_experiment = click.option(
+    "--experiment", metavar="NAME|FILE", shell_complete=completion_words.experiments,
+    help="Experiment to build the model from, instead of the run's own copy.",
+)  # fmt: skip
+_uses = click.option(
+    "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe."
+)
+_python = click.option("--python", metavar="PATH", help="Python interpreter to compute with.")
+_env = click.option("--env", metavar="NAME", help="Environment to compute in (see `flatout envs`).")
+_MODEL_OPTIONS = (
+    _experiment,
     click.option(
-        "--experiment", metavar="NAME|FILE", shell_complete=completion_words.experiments,
-        help="Experiment to build the model from, instead of the run's own copy.",
-    ),  # fmt: skip
+        "-s", "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        help="Set a parameter of the experiment.",
+    ),
+    _uses,
+    _python,
+    _env,
+    trusts_run,
+)  # fmt: skip
+_WEIGHTS_OPTIONS = (
+    _experiment,
     click.option(
         "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
     ),  # fmt: skip
@@ -33,13 +50,9 @@ _WEIGHTS_OPTIONS = (
         show_default=True,
         help="Device to compute on; auto: the one the run was trained on.",
     ),
-    click.option(
-        "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe."
-    ),
-    click.option("--python", metavar="PATH", help="Python interpreter to compute with."),
-    click.option(
-        "--env", metavar="NAME", help="Environment to compute in (see `flatout envs`)."
-    ),
+    _uses,
+    _python,
+    _env,
     click.option(
         "--on", type=click.Choice(["cluster"]),
         help="Compute in the `inference` service of the cluster in this folder.",
@@ -52,5 +65,12 @@ _WEIGHTS_OPTIONS = (
 def weights_options(command: Command) -> Command:
     """Options of every command that computes with the saved weights of a run."""
     for option in reversed(_WEIGHTS_OPTIONS):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """Options of commands about a model that is served."""
+    for option in reversed(_MODEL_OPTIONS):
         command = option(command)
     return command

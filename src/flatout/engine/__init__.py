@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flatout.engine.optim import lr_schedules as schedules
     from flatout.engine.optim.param_groups import decayed_groups
     from flatout.engine.predict.predictor import Predictor, load
-    from flatout.engine.predict.text_sampling import sampled_tokens
+    from flatout.engine.predict.text_sampling import sampled_tokens, streamed_tokens
     from flatout.engine.tensors.confusion_matrix import Confusion, confusion
     from flatout.engine.training.api import Trained, train
     from flatout.engine.training.dry_run import dry_run
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
-    "dataset", "decayed_groups", "dry_run", "load", "sampled_tokens", "schedules", "train", "tune",
+    "dataset", "decayed_groups", "dry_run", "load", "sampled_tokens", "schedules",
+    "streamed_tokens", "train", "tune",
 ]  # fmt: skip
 
 # Modules of the public names whose import needs torch.
@@ -41,6 +42,7 @@ _MODULES = {
     "dry_run": "training.dry_run",
     "load": "predict.predictor",
     "sampled_tokens": "predict.text_sampling",
+    "streamed_tokens": "predict.text_sampling",
     "train": "training.api",
     "tune": "tuner.api",
 }

@@ -6,7 +6,7 @@ its own. This file does not import torch, so that an experiment can be defined w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -116,6 +116,13 @@ class Experiment:
             `model(*tuple)` or `model(**dict)`; with `labels`, it takes the softmax of the output.
         predict_data: builds data, of any kind allowed for `train_data`, from one input of
             `flatout predict`: a path or a text. None reads tensors from .npy and .safetensors.
+        decode: builds the same from one input of `flatout serve`: the bytes of a file, a text, or
+            a value of JSON's kinds. None writes a file's bytes into a temporary file for
+            `predict_data`, passes it a text, and takes lists of numbers as tensors.
+        encode: makes a value of JSON's kinds of one sample's prediction for `flatout serve`. None
+            writes tensors as lists, and images as base64 text of a PNG file.
+        stream: `stream(model, sample)` yields the prediction for one sample as texts, piece by
+            piece, for `flatout serve`; called as `predict` is.
     """
 
     model: Callable[[], nn.Module]
@@ -143,6 +150,9 @@ class Experiment:
     generate: Callable[[nn.Module], Sequence[str]] | None = None
     predict: Callable[[nn.Module, Any], Any] | None = None
     predict_data: Callable[[str], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+    encode: Callable[[Any], Any] | None = None
+    stream: Callable[[nn.Module, Any], Iterator[str]] | None = None
 
     def __new__(cls, *values: Any, **fields: Any) -> Self:
         """Refuses wrong names before Python does, to suggest the right one."""

@@ -20,6 +20,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "step": ("updates", "model", "batch"), "train_data": (), "validation_data": (),
     "metrics": ("model", "batch"), "schedule": ("optimizer",), "collate": ("samples",),
     "generate": ("model",), "predict": ("model", "batch"), "predict_data": ("text",),
+    "decode": ("content",), "encode": ("prediction",), "stream": ("model", "sample"),
 }  # fmt: skip
 # Functions that build something: they may be called repeatedly and must return a new one each time.
 _FACTORIES = ("model", "optimizer", "schedule", "train_data", "validation_data")

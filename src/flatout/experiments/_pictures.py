@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from flatout.system.source_path import library
+
+_MOST_PIXELS = 50_000_000
 
 
 def read_pictures(text: str, num_pixels: int) -> Tensor:
@@ -27,6 +30,29 @@ def read_pictures(text: str, num_pixels: int) -> Tensor:
         pictures = read_idx(path)
     else:
         pictures = _read_image(path, num_pixels)
+    return _scaled(pictures, num_pixels)
+
+
+def decode_pictures(content: Any, num_pixels: int) -> Tensor:
+    """Pictures as `read_pictures` gives them, of what a client of `flatout serve` sends.
+
+    The bytes of an image file are one picture. Nested lists are one picture or several of this
+    size: numbers from 0 to 1, or from 0 to 255 if any of them is above 1.
+    """
+    if isinstance(content, bytes):
+        return _scaled(_read_image(io.BytesIO(content), num_pixels), num_pixels)
+    if not isinstance(content, list):
+        raise ValueError("a picture is an image file, or its numbers in nested lists")
+    import numpy
+
+    numbers = torch.from_numpy(numpy.asarray(content, dtype="float32"))
+    if numbers.numel() and numbers.max() > 1:
+        numbers /= 255
+    return _scaled(numbers, num_pixels)
+
+
+def _scaled(pictures: Tensor, num_pixels: int) -> Tensor:
+    """Pictures of any number of dimensions as a batch, from 0 to 1."""
     if pictures.dtype == torch.uint8:
         pictures = pictures.float() / 255
     if pictures.dim() == 2:
@@ -69,9 +95,12 @@ def _read_npy(path: Path) -> Tensor:
     return torch.from_numpy(array if array.dtype == numpy.uint8 else array.astype("float32"))
 
 
-def _read_image(path: Path, num_pixels: int) -> Tensor:
+def _read_image(source: Path | BinaryIO, num_pixels: int) -> Tensor:
     library = _pillow()
-    with library.open(path) as image:
+    with library.open(source) as image:
+        # Known before it is unpacked: a small file can hold a picture that fills the memory.
+        if image.width * image.height > _MOST_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels")
         # What is see-through is seen on paper.
         layers = image.convert("RGBA")
         paper = library.new("RGBA", layers.size, "white")

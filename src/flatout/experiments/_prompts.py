@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def read_prompt(text: str, alphabet: bytes | None = None) -> list[str]:
@@ -12,7 +13,25 @@ def read_prompt(text: str, alphabet: bytes | None = None) -> list[str]:
     Raises:
         ValueError: it is empty, or has characters that are not in the alphabet.
     """
-    prompt = Path(text).read_text(encoding="utf-8") if os.path.isfile(text) else text
+    return _checked(
+        Path(text).read_text(encoding="utf-8") if os.path.isfile(text) else text, alphabet
+    )
+
+
+def decode_prompt(content: Any, alphabet: bytes | None = None) -> list[str]:
+    """The same of what a client of `flatout serve` sends: a text, or the bytes of a text file.
+
+    Raises:
+        ValueError: as `read_prompt`; it is something else.
+    """
+    if isinstance(content, bytes):
+        content = content.decode("utf-8")
+    if not isinstance(content, str):
+        raise ValueError("a prompt is a text")
+    return _checked(content, alphabet)
+
+
+def _checked(prompt: str, alphabet: bytes | None) -> list[str]:
     if not prompt:
         raise ValueError("it is empty")
     strange = sorted(set(prompt) - set(alphabet.decode())) if alphabet is not None else []

@@ -6,6 +6,7 @@ Data: tiny Shakespeare, 1,115,394 characters of 65 kinds; 90 % to train on, the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import flatout
-from flatout.engine import dataset, decayed_groups, sampled_tokens
+from flatout.engine import dataset, decayed_groups, streamed_tokens
 from flatout.engine.optim import lr_schedules
-from flatout.experiments._prompts import read_prompt
+from flatout.experiments._prompts import decode_prompt, read_prompt
 
 # In the order of their numbers; all that tiny Shakespeare has.
 ALPHABET = b"\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -91,6 +92,8 @@ def experiment(
         generate=lambda model: [write(model, chosen.context)],
         predict=lambda model, prompts: [write(model, chosen.context, prompt) for prompt in prompts],
         predict_data=lambda text: read_prompt(text, ALPHABET),
+        decode=lambda content: decode_prompt(content, ALPHABET),
+        stream=lambda model, prompt: stream(model, chosen.context, prompt),
     )
 
 
@@ -172,12 +175,18 @@ def metrics(model: nn.Module, windows: Tensor) -> dict[str, Tensor]:
 
 def write(model: nn.Module, context: int, prompt: str = "\n") -> str:
     """The model's continuation of a prompt, sampled character by character."""
+    return "".join(stream(model, context, prompt))
+
+
+def stream(model: nn.Module, context: int, prompt: str) -> Iterator[str]:
+    """The prompt, and then the model's continuation, character by character."""
     device = next(model.parameters()).device
     begun = torch.tensor([[ALPHABET.index(byte) for byte in prompt.encode()]], device=device)
-    tokens = sampled_tokens(
+    yield prompt
+    for drawn in streamed_tokens(
         lambda tokens: model(tokens[:, -context:])[:, -1], begun, NUM_WRITTEN, temperature=0.8
-    )
-    return bytes(ALPHABET[token] for token in tokens[0].tolist()).decode()
+    ):
+        yield chr(ALPHABET[int(drawn)])
 
 
 def train_windows(context: int, samples: int | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import flatout
 from flatout.engine import Confusion, confusion
-from flatout.experiments._pictures import read_pictures
+from flatout.experiments._pictures import decode_pictures, read_pictures
 
 FILE = Path(__file__).parent / "data" / "digits.csv.gz"
 NUM_TEST = 360
@@ -43,6 +43,7 @@ def experiment(
         unit="images",
         labels=["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"],
         predict_data=lambda text: read_pictures(text, 8),
+        decode=lambda content: decode_pictures(content, 8),
     )
 
 

@@ -7,7 +7,9 @@ text for a network of this size, but the same work for the machine as more would
 
 from __future__ import annotations
 
+import codecs
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset, decayed_groups, sampled_tokens
+from flatout.engine import dataset, decayed_groups, streamed_tokens
 from flatout.engine.optim import lr_schedules
-from flatout.experiments._prompts import read_prompt
+from flatout.experiments._prompts import decode_prompt, read_prompt
 from flatout.experiments._transformers import transformers_library
 
 NUM_WRITTEN = 100
@@ -81,6 +83,8 @@ def experiment(
         generate=lambda model: [write(model, shape.context)],
         predict=lambda model, prompts: [write(model, shape.context, prompt) for prompt in prompts],
         predict_data=read_prompt,
+        decode=decode_prompt,
+        stream=lambda model, prompt: stream(model, shape.context, prompt),
     )
 
 
@@ -115,15 +119,24 @@ def metrics(model: Any, batch: Tensor) -> dict[str, tuple[Tensor, int]]:
 
 def write(model: Any, context: int, prompt: str = "\n") -> str:
     """The model's continuation of a prompt, sampled byte by byte."""
+    return "".join(stream(model, context, prompt))
+
+
+def stream(model: Any, context: int, prompt: str) -> Iterator[str]:
+    """The prompt, and then the model's continuation, in pieces of whole characters."""
     begun = torch.tensor([list(prompt.encode())], device=model.device)
-    tokens = sampled_tokens(
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    yield prompt
+    for drawn in streamed_tokens(
         # Of the vocabulary only bytes can be read; the rest is there for the network's size.
         lambda tokens: model(input_ids=tokens[:, -context:]).logits[:, -1, :256],
         begun,
         NUM_WRITTEN,
         temperature=0.8,
-    )
-    return bytes(tokens[0].tolist()).decode("utf-8", "replace")
+    ):
+        if piece := characters.decode(bytes([int(drawn)])):
+            yield piece
+    yield characters.decode(b"", final=True)
 
 
 def sequences(context: int, *, is_test: bool) -> Tensor:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import flatout
-from flatout.experiments._prompts import read_prompt
+from flatout.experiments._prompts import decode_prompt, read_prompt
 from flatout.experiments.charlm import (
     ALPHABET,
     NUM_CHARACTERS,
     loss,
     metrics,
+    stream,
     train_windows,
     validation_windows,
     write,
@@ -57,6 +58,8 @@ def experiment(
         generate=lambda model: [write(model, context)],
         predict=lambda model, prompts: [write(model, context, prompt) for prompt in prompts],
         predict_data=lambda text: read_prompt(text, ALPHABET),
+        decode=lambda content: decode_prompt(content, ALPHABET),
+        stream=lambda model, prompt: stream(model, context, prompt),
     )
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import flatout
 from flatout.engine import Confusion, confusion, data, dataset
-from flatout.experiments._pictures import read_idx, read_pictures
+from flatout.experiments._pictures import decode_pictures, read_idx, read_pictures
 
 LABELS = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
@@ -46,6 +46,7 @@ def experiment(
         labels=LABELS,
         predict=predict,
         predict_data=lambda text: read_pictures(text, 28),
+        decode=lambda content: decode_pictures(content, 28),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.experiments._pictures import read_pictures
+from flatout.experiments._pictures import decode_pictures, read_pictures
 from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
 
@@ -47,6 +47,7 @@ def experiment(
         labels=LABELS,
         predict=predict,
         predict_data=lambda text: read_pictures(text, 28),
+        decode=lambda content: decode_pictures(content, 28),
     )
 
 

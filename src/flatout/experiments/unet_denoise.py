@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import flatout
-from flatout.experiments._pictures import as_images, read_pictures
+from flatout.experiments._pictures import as_images, decode_pictures, read_pictures
 from flatout.experiments.mnist import read_images
 
 Pair = tuple[Tensor, Tensor]
@@ -48,6 +48,7 @@ def experiment(
         unit="images",
         predict=lambda model, noisy: as_images(model(noisy)),
         predict_data=lambda text: read_pictures(text, 28),
+        decode=lambda content: decode_pictures(content, 28),
     )
 
 

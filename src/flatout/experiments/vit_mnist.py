@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import flatout
 from flatout.engine import decayed_groups
 from flatout.engine.optim import lr_schedules
-from flatout.experiments._pictures import read_pictures
+from flatout.experiments._pictures import decode_pictures, read_pictures
 from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
 
@@ -52,6 +52,7 @@ def experiment(
         labels=LABELS,
         predict=predict,
         predict_data=lambda text: read_pictures(text, 28),
+        decode=lambda content: decode_pictures(content, 28),
     )
 
 

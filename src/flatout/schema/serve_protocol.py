@@ -144,11 +144,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class BatchDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """All items of the oldest unfinished batch were answered.
+    """All items of a batch were answered.
 
-    compute_s: seconds in the model; decode_s: in reading inputs.
+    first: the id of the batch's first item. Batches end in order, but for those with streams, which
+    end when the last stream does. compute_s: seconds in the model; decode_s: in reading inputs.
     """
 
+    first: int | None = None
     num_samples: int
     compute_s: float
     decode_s: float = 0.0

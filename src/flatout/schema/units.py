@@ -12,6 +12,7 @@ _UNITS = {
 }  # fmt: skip
 
 
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 # By the unit of a bench row. Operations on integers are no FLOPs.
 PREFIXED_UNITS = {"flop/s": "FLOP/s", "op/s": "OP/s", "B/s": "B/s"}
 # A thousand years: what is longer was not measured, but damaged.
@@ -36,6 +37,23 @@ def parse_bytes(text: str, option: str) -> int:
         f"`{option} {text}` is not a size.",
         because="a size is a number with a unit: B, KiB, MiB, GiB, TiB, kB, MB, GB or TB",
         fix=f"write it like `{option} 1.5GiB`, or 0",
+    )
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """The seconds that a user has written for an option: `20ms`, `1.5 s`, `2min`.
+
+    Raises:
+        UsageError: bad-duration.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)", text.strip())
+    if match is not None and match[2] in _TIME_UNITS and float(match[1]) > 0:
+        return float(match[1]) * _TIME_UNITS[match[2]]
+    raise UsageError(
+        "bad-duration",
+        f"`{option} {text}` is not a duration.",
+        because="a duration is a number above 0 with a unit: us, ms, s, min or h",
+        fix=f"write it like `{option} 20ms`",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from flatout.schema.serve_model import ServedModel
-from flatout.schema.serve_protocol import AnyInput, ReplicaStart, WireTensor
+from flatout.schema.serve_protocol import AnyInput, WireTensor
 
 # waiting: it has died, and is started again after a pause. retiring: finishes what it has.
 ReplicaPhase = Literal["starting", "ready", "retiring", "waiting"]
@@ -135,21 +135,4 @@ class Dispatcher(Protocol):
 
     def state(self) -> DispatchState:
         """Queue, replicas and totals, for /metrics and /health."""
-        ...
-
-    async def swap(self, start: ReplicaStart) -> ServedModel:
-        """Replaces the model: new replicas warm up, then take over; the old finish what they have.
-
-        Raises:
-            SwapRunning: another swap is in progress.
-            ReplicaNotStarted: the old model continues to answer.
-        """
-        ...
-
-    async def swap_back(self) -> ServedModel:
-        """Swaps to the model that the last swap replaced.
-
-        Raises:
-            As `swap`, and NothingToSwapBack.
-        """
         ...

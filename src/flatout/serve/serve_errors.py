@@ -116,7 +116,8 @@ class ReplicaNotStarted(RunFailed):
             finding.problem,
             because=finding.because,
             fix=fixes or "read what it printed",
-            printed=printed,
+            # Wrong use has no cause in what was printed.
+            printed="" if exit_code == UsageError.exit_code else printed,
         )
         self.finding = finding
         self.exit_code = exit_code

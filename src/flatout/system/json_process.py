@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, NoReturn
 
 import msgspec
 
@@ -255,12 +255,8 @@ class JsonStdio:
     """
 
     def __init__(self) -> None:
-        self._requests = os.fdopen(os.dup(0), "rb")
-        self.answers = JsonLines(os.fdopen(os.dup(1), "wb"))
-        os.dup2(2, 1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        self._requests, answers = protected_stdio()
+        self.answers = JsonLines(answers)
 
     def read(self, kind: Any) -> Any:
         """Waits for the next request.
@@ -285,12 +281,30 @@ class JsonStdio:
     def _exit_when_closed(self) -> None:
         while os.read(self._requests.fileno(), 1024):
             pass
-        if sys.platform != "win32" and os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        # Only here: it takes 20 ms to import.
-        import psutil
+        exit_with_children()
 
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process().children(recursive=True):
-                kill_tree(child.pid)
-        os._exit(1)
+
+def protected_stdio() -> tuple[BinaryIO, BinaryIO]:
+    """This process's stdin and stdout for messages alone.
+
+    From then on, whatever else it prints to stdout goes to stderr, and stdin is empty.
+    """
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return requests, answers
+
+
+def exit_with_children() -> NoReturn:
+    """Ends this process at once, with all it has started."""
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    # Only here: it takes 20 ms to import.
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            kill_tree(child.pid)
+    os._exit(1)

@@ -23,17 +23,21 @@ from flatout.runs.model.listed import DataState
 from flatout.runs.model.new_experiment import NewExperiment
 from flatout.schema.addresses import masked
 from flatout.schema.class_report import Results
+from flatout.schema.export_protocol import ExportRequest
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.predict_protocol import InferenceRequest
 from flatout.schema.recipe import Recipe
 from flatout.schema.run import Run
 from flatout.schema.run_lines import EpochEnded, Metric
+from flatout.schema.serve_request import ModelRequest
 from flatout.schema.suggested_command import show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import bytes_text
 
-RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest)
+RequestT = TypeVar(
+    "RequestT", bound=TrainRequest | InferenceRequest | ExportRequest | ModelRequest
+)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",

@@ -162,7 +162,7 @@ class _Pool:
         texts = list(dict.fromkeys(text for text, _ in rows))
         try:
             result: InputBatch | UnreadableInput = InputBatch(
-                rows, (self._collate or _together)(samples)
+                rows, (self._collate or together)(samples)
             )
         except Exception as error:  # noqa: BLE001 - reported for the input, with its cause
             _raise_if_of_all(error)
@@ -179,8 +179,8 @@ class _Pool:
         yield result
 
 
-def _together(samples: list[Any]) -> Any:
-    """A batch as in training, but for texts, which `predict` is given as they are."""
+def together(samples: list[Any]) -> Any:
+    """A batch of samples: as in training, but for texts, which `predict` is given as they are."""
     if all(isinstance(sample, str) for sample in samples):
         return samples
     return stacked(samples)

@@ -24,7 +24,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed.feed import Feed
 from flatout.engine.feed.select_feed import FeedOptions
 from flatout.engine.model import precision
-from flatout.engine.predict.inputs import UnreadableInput, batches_of
+from flatout.engine.predict.inputs import UnreadableInput, batches_of, together
 from flatout.engine.recipe.default_recipe import changed_recipe
 from flatout.engine.recipe.experiment_facts import check_model
 from flatout.engine.runlog.history import read_history
@@ -102,7 +102,7 @@ class Predictor:
         """
         size = batch_size or self.experiment.batch_size
         predictions = []
-        with self._fitted():
+        with self.fitted():
             for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
                 if isinstance(batch, UnreadableInput):
                     raise batch.error
@@ -115,8 +115,16 @@ class Predictor:
         with process_settings(self.recipe), torch.inference_mode():
             placed = to_device(batch) if to_device is not None else batch
             with precision.autocast(self.recipe.precision.value, self.device)():
-                predictions = (self.experiment.predict or self._plain)(self.model, placed)
-            return _on_cpu(predictions, num_samples)
+                predictions = self.call(placed)
+            return on_cpu(predictions, num_samples)
+
+    def call(self, batch: Any) -> Any:
+        """What `predict` of the experiment, or else the model, makes of a batch on the device."""
+        return (self.experiment.predict or self._plain)(self.model, batch)
+
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch of samples, as `predict` takes it."""
+        return (self.experiment.collate or together)(samples)
 
     def evaluate(self, *, batch_size: int | None = None) -> ValidationResult:
         """The metrics over the whole validation data, as a validation in training computes them.
@@ -134,7 +142,7 @@ class Predictor:
         if batch_size is not None:
             experiment = replace(experiment, batch_size=batch_size)
         untouched = rng.untouched_generators(self.device)
-        with self._fitted(), process_settings(self.recipe), untouched:
+        with self.fitted(), process_settings(self.recipe), untouched:
             reading = FeedOptions(experiment=experiment, recipe=self.recipe, seed=self.seed)
             rng.seed_generators(rng.mixed_seed(self.seed, "evaluation"))
             feed = reading.validation_feed(self.device)
@@ -150,7 +158,8 @@ class Predictor:
             finally:
                 feed.close()
 
-    def _fitted(self) -> AbstractContextManager[None]:
+    def fitted(self) -> AbstractContextManager[None]:
+        """Makes fitted functions return the values that the run has kept."""
         return contextlib.nullcontext() if self.folder is None else fitted_for(self.folder)
 
     def _plain(self, model: nn.Module, batch: Any) -> Any:
@@ -358,14 +367,14 @@ def _recorded(folder: RunFolder, step: int) -> dict[str, float | None]:
     return dict(metrics[-1]) if metrics else {}
 
 
-def _on_cpu(predictions: Any, num_samples: int) -> Any:
+def on_cpu(predictions: Any, num_samples: int) -> Any:
     """Predictions as they leave the device: tensors of numbers that Python knows, and lists."""
     if isinstance(predictions, Mapping):
         parts = {
             name: part for name, part in predictions.items() if isinstance(part, Tensor | list)
         }
         if parts:
-            return {str(name): _on_cpu(part, num_samples) for name, part in parts.items()}
+            return {str(name): on_cpu(part, num_samples) for name, part in parts.items()}
     if (
         isinstance(predictions, Tensor)
         and predictions.dim() > 0

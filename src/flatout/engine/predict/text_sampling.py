@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -36,16 +36,46 @@ def sampled_tokens(
         Prompt and new tokens (sequences, length + num_tokens), int64.
     """
     tokens = prompt.long()
+    drawn = streamed_tokens(
+        next_scores, tokens, num_tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
+    return torch.cat([tokens, *drawn], dim=1)
+
+
+def streamed_tokens(
+    next_scores: Callable[[Tensor], Tensor],
+    prompt: Tensor,
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """The tokens that `sampled_tokens` adds, as they are drawn.
+
+    Args:
+        next_scores, prompt, num_tokens, temperature, top_k, seed: as of `sampled_tokens`.
+
+    Yields:
+        The next token of each sequence (sequences, 1), int64.
+    """
+    tokens = prompt.long()
     generator = torch.Generator(tokens.device).manual_seed(seed)
     for _ in range(num_tokens):
-        scores = next_scores(tokens).float()
-        if temperature == 0:
-            drawn = scores.argmax(dim=1, keepdim=True)
-        else:
-            if top_k is not None and top_k < scores.shape[1]:
-                least = scores.topk(top_k, dim=1).values[:, -1:]
-                scores = scores.masked_fill(scores < least, float("-inf"))
-            shares = torch.softmax(scores / temperature, dim=1)
-            drawn = torch.multinomial(shares, 1, generator=generator)
-        tokens = torch.cat([tokens, drawn], dim=1)
-    return tokens
+        # Not around the loop: the caller's own code between two tokens is not concerned.
+        with torch.no_grad():
+            drawn = _drawn(next_scores(tokens).float(), temperature, top_k, generator)
+            tokens = torch.cat([tokens, drawn], dim=1)
+        yield drawn
+
+
+def _drawn(
+    scores: Tensor, temperature: float, top_k: int | None, generator: torch.Generator
+) -> Tensor:
+    if temperature == 0:
+        return scores.argmax(dim=1, keepdim=True)
+    if top_k is not None and top_k < scores.shape[1]:
+        least = scores.topk(top_k, dim=1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    shares = torch.softmax(scores / temperature, dim=1)
+    return torch.multinomial(shares, 1, generator=generator)

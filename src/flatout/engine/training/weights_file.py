@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
@@ -67,10 +68,10 @@ def _load_checkpoint(model: nn.Module, path: Path) -> None:
             parameter.copy_(average)
 
 
-def keep_weights(model: nn.Module, path: Path) -> None:
-    """Writes a model's weights into a safetensors file."""
+def keep_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a model's weights into a safetensors file, with more metadata."""
     packed = pack(dict(model.state_dict()))
-    write_tensors(packed.tensors, {"ties": _ties(packed)}, lambda _: path)
+    write_tensors(packed.tensors, {**(metadata or {}), "ties": _ties(packed)}, lambda _: path)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,0 +1,98 @@
+"""`flatout serve`: a run or an exported file that answers requests over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from flatout.cli import completion_words
+from flatout.cli.command_group import LazyGroup
+from flatout.cli.commands.serve_swap import command as swap
+from flatout.cli.options import model_options
+
+
+def _number_or_auto(
+    context: click.Context, option: click.Parameter, text: str
+) -> int | None:  # fmt: skip
+    """A number from 1; None for `auto`."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
+        raise click.BadParameter(f"`{text}` is not a number from 1, or auto.")
+    return int(text)
+
+
+@click.command("serve", cls=LazyGroup, invoke_without_command=True)
+@click.argument("model", metavar="RUN|FILE", shell_complete=completion_words.runs)
+@click.option(
+    "--replicas", "num_replicas", default="auto", metavar="N|auto", show_default=True,
+    callback=_number_or_auto,
+    help="Number of processes that compute; auto: one for each GPU, or by the CPU's cores.",
+)  # fmt: skip
+@click.option(
+    "--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
+    help="Device to compute on; auto: the one the run was trained on.",
+)  # fmt: skip
+@click.option(
+    "--batch", "max_samples", default="auto", metavar="N|auto", show_default=True,
+    callback=_number_or_auto, help="Most samples in a batch; auto: by measuring, within --latency.",
+)  # fmt: skip
+@click.option(
+    "--latency", default="20ms", metavar="TIME", show_default=True,
+    help="Longest time that a batch should take.",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, metavar="N", show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)  # fmt: skip
+@click.option(
+    "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
+    help="Address to listen on; 0.0.0.0 is open to other computers.",
+)  # fmt: skip
+@click.option(
+    "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
+    help="Token that clients must send; also from FLATOUT_SERVE_TOKEN.",
+)  # fmt: skip
+@click.option(
+    "--max-queue", type=click.IntRange(1), default=1024, metavar="N", show_default=True,
+    help="Number of requests that may wait; more are refused.",
+)  # fmt: skip
+@click.option(
+    "--timeout", default="30s", metavar="TIME", show_default=True,
+    help="Longest time that a request may take.",
+)  # fmt: skip
+@model_options
+@click.option("--json", "is_json", is_flag=True, help="Print what happens as lines of JSON.")
+@click.pass_context
+def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
+    """Answer requests with the saved weights of a run, over HTTP.
+
+    FILE is an exported model (.onnx, .pt2). The server runs until Ctrl-C; then it finishes the
+    requests that it has accepted. `flatout serve swap NEW` replaces the model while it runs.
+    """
+    from flatout.cli.render import show
+    from flatout.cli.render.show_serve import ServeDisplay
+    from flatout.schema.serve_request import ModelRequest, ServeRequest
+    from flatout.schema.units import parse_seconds
+    from flatout.serve import api as serve_api
+
+    token = options.pop("token")
+    latency_s = parse_seconds(options.pop("latency"), "--latency")
+    timeout_s = parse_seconds(options.pop("timeout"), "--timeout")
+    own = {name: options.pop(name) for name in ("num_replicas", "max_samples", "host", "port",
+                                                "max_queue")}  # fmt: skip
+    request = ServeRequest(
+        **own,
+        latency_s=latency_s,
+        timeout_s=timeout_s,
+        token=None if token is None else serve_api.secret_of(token),
+    )
+    model = ModelRequest(**options)
+    model = show.with_trust(model, None if serve_api.is_exported(model.model) else model.model)
+    with serve_api.interrupts() as interrupts, ServeDisplay(is_json=is_json) as display:
+        for event in serve_api.serve(model, request, interrupts):
+            display.take(event)
+
+
+command.add_command(swap)

@@ -1,0 +1,50 @@
+"""An exported file in words, for the code that prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.cli.render.wording import home_text
+from flatout.schema.export_protocol import ExportCheck, Exported
+from flatout.schema.serve_model import TensorSpec
+from flatout.schema.units import bytes_text, counted_text
+
+
+def exported_lines(exported: Exported) -> Iterator[str]:
+    """The file, what it takes and gives, and how it was checked."""
+    facts = exported.facts
+    size = bytes_text(exported.size_bytes)
+    opset = f", opset {exported.opset}" if exported.opset is not None else ""
+    yield f"written   {home_text(exported.path)} ({size}, {facts.precision}{opset})"
+    if facts.inputs:
+        yield f"takes     {_specs_text(facts.inputs)}"
+    if facts.outputs:
+        yield f"gives     {_specs_text(facts.outputs)}"
+    if facts.preprocessing:
+        yield f"note      {facts.preprocessing}"
+    yield f"checked   {_check_text(exported.checked)}"
+    if exported.form in ("onnx", "pt2"):
+        yield f"next      flatout serve {home_text(exported.path)}"
+
+
+def _specs_text(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{spec.name} {spec.dtype} {_shape_text(spec)}" for spec in specs)
+
+
+def _shape_text(spec: TensorSpec) -> str:
+    sizes = ["n", *("any" if size is None else str(size) for size in spec.shape[1:])]
+    return f"[{', '.join(sizes)}]"
+
+
+def _check_text(check: ExportCheck) -> str:
+    sizes = ", ".join(map(str, check.batch_sizes))
+    samples = counted_text(check.num_samples, f"{check.data} sample")
+    if check.metric is not None and check.before is not None and check.after is not None:
+        return (
+            f"{check.metric} {check.before:.4f} before, {check.after:.4f} in int8 "
+            f"({samples}; it may fall by {check.allowed_fall})"
+        )
+    return (
+        f"same answers as the run: {samples} in batches of {sizes}, differing by "
+        f"{check.difference:.1e} of the largest number ({check.tolerance:g} allowed)"
+    )

@@ -1,0 +1,252 @@
+"""Answers to the items of a batch: grouped by shape, computed together, the guilty ones alone.
+
+An input that cannot be read, a model that raises, memory that runs out: the other items of the
+batch are answered all the same.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from flatout.engine.serve.replica_model import InputPart, ReadInput, ReplicaModel
+from flatout.errors import FlatoutError, RunFailed
+from flatout.schema.finding import Finding, finding_from
+from flatout.schema.serve_protocol import Answered, BatchItem, ItemRefused, WireTensor
+from flatout.schema.units import counted_text
+from flatout.system.clock import elapsed_s
+
+
+class DeviceLost(Exception):
+    """The device cannot be used by this process any more."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """An item whose input was read, and what was found for it."""
+
+    item: BatchItem
+    read: ReadInput
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tensors: list[tuple[WireTensor, ...]] = field(default_factory=list)
+    refusal: ItemRefused | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkPart:
+    """Samples of an item, from start to end."""
+
+    work: _Work
+    start: int
+    end: int
+
+
+class Answers:
+    """Answers batches, one at a time.
+
+    Args:
+        model: what computes.
+        max_samples: computed together at most.
+        usual: keys of samples that the model is known to compute; if it fails on another, the
+            input is to blame.
+
+    compute_s, decode_s: seconds in the model and in reading, of the last batch.
+    """
+
+    def __init__(
+        self, model: ReplicaModel, max_samples: int, usual: Iterable[Hashable] = ()
+    ) -> None:
+        self._model = model
+        self._max_samples = max_samples
+        self._usual = set(usual)
+        self.compute_s = 0.0
+        self.decode_s = 0.0
+        self.num_samples = 0
+
+    def of(self, items: Sequence[BatchItem]) -> list[Answered | ItemRefused]:
+        """The answers to items, in any order.
+
+        Raises:
+            DeviceLost: the process must end.
+        """
+        self.compute_s = self.decode_s = 0.0
+        self.num_samples = 0
+        self._model.begin_batch()
+        began_s = elapsed_s()
+        refusals: list[Answered | ItemRefused] = []
+        groups: dict[Hashable, list[_Work]] = {}
+        for item in items:
+            try:
+                work = _Work(item, self._model.read(item.input))
+            except Exception as error:  # noqa: BLE001 - reported for the item
+                refusals.append(refused_input(item.id, error))
+                continue
+            self.num_samples += work.read.num_samples
+            groups.setdefault(work.read.key, []).append(work)
+        self.decode_s = elapsed_s() - began_s
+        for works in groups.values():
+            for parts in _chunks(works, self._max_samples):
+                self._compute(parts)
+        return refusals + [_answer(work) for works in groups.values() for work in works]
+
+    def _compute(self, parts: list[_WorkPart]) -> None:
+        parts = [part for part in parts if part.work.refusal is None]
+        if not parts:
+            return
+        try:
+            self._take(parts)
+        except Exception as error:  # noqa: BLE001 - reported for the items
+            kind = self._model.failure_kind(error)
+            if kind == "device":
+                raise DeviceLost from error
+            halves = _halves(parts) if kind == "memory" else None
+            if halves is not None:
+                for half in halves:
+                    self._compute(half)
+            elif len({part.work.item.id for part in parts}) > 1:
+                for part in parts:
+                    self._compute([part])
+            else:
+                traceback.print_exc()
+                parts[0].work.refusal = self._refusal(parts[0].work, error, kind == "memory")
+
+    def _take(self, parts: list[_WorkPart]) -> None:
+        model, count = self._model, sum(part.end - part.start for part in parts)
+        began_s = elapsed_s()
+        batch = model.joined([InputPart(part.work.read, part.start, part.end) for part in parts])
+        predictions = model.compute(batch, count)
+        self.compute_s += elapsed_s() - began_s
+        tops = {part.work.item.top for part in parts if not part.work.item.is_raw}
+        rows = {top: model.rows(predictions, count, top) for top in tops}
+        place = 0
+        found: list[tuple[_Work, Any]] = []
+        for part in parts:
+            item, end = part.work.item, place + part.end - part.start
+            if item.is_raw:
+                found.append((part.work, model.tensors(predictions, place, end)))
+            else:
+                found.append((part.work, rows[item.top][place:end]))
+            place = end
+        # Only now: a part that fails is tried again, and must not have left anything.
+        for work, value in found:
+            if work.item.is_raw:
+                work.tensors.append(value)
+            else:
+                work.rows += value
+
+    def _refusal(self, work: _Work, error: Exception, is_memory: bool) -> ItemRefused:
+        if is_memory:
+            finding = finding_from(_no_memory(error))
+        elif isinstance(error, FlatoutError):
+            finding = finding_from(error)
+        else:
+            finding = _failed(error, work.read.num_samples)
+        is_input = work.read.key not in self._usual and not is_memory
+        return ItemRefused(id=work.item.id, finding=finding, is_input=is_input)
+
+
+def _chunks(works: Iterable[_Work], most: int) -> Iterable[list[_WorkPart]]:
+    """The samples of all items in order, at most so many at a time."""
+    parts: list[_WorkPart] = []
+    room = most
+    for work in works:
+        start = 0
+        while start < work.read.num_samples:
+            end = min(work.read.num_samples, start + room)
+            parts.append(_WorkPart(work, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield parts
+                parts, room = [], most
+    if parts:
+        yield parts
+
+
+def _halves(parts: list[_WorkPart]) -> tuple[list[_WorkPart], list[_WorkPart]] | None:
+    """The same samples in two batches; None where there is only one sample."""
+    count = sum(part.end - part.start for part in parts)
+    if count < 2:
+        return None
+    first: list[_WorkPart] = []
+    second: list[_WorkPart] = []
+    left = count // 2
+    for part in parts:
+        middle = part.start + min(left, part.end - part.start)
+        left -= middle - part.start
+        if middle > part.start:
+            first.append(_WorkPart(part.work, part.start, middle))
+        if part.end > middle:
+            second.append(_WorkPart(part.work, middle, part.end))
+    return first, second
+
+
+def _answer(work: _Work) -> Answered | ItemRefused:
+    if work.refusal is not None:
+        return work.refusal
+    return Answered(id=work.item.id, rows=tuple(work.rows), tensors=_joined_tensors(work.tensors))
+
+
+def _joined_tensors(parts: list[tuple[WireTensor, ...]]) -> tuple[WireTensor, ...]:
+    if len(parts) < 2:
+        return parts[0] if parts else ()
+    return tuple(
+        msgspec.structs.replace(
+            column[0],
+            shape=(sum(tensor.shape[0] for tensor in column), *column[0].shape[1:]),
+            data=b"".join(tensor.data for tensor in column),
+        )
+        for column in zip(*parts, strict=True)
+    )
+
+
+def refused_input(number: int, error: Exception) -> ItemRefused:
+    """The refusal of an item whose input cannot be read."""
+    is_input = True
+    if isinstance(error, FlatoutError):
+        finding = finding_from(error)
+        # Something is missing here; the client can do nothing about it.
+        is_input = error.rule != "data-package-not-installed"
+    else:
+        finding = Finding(
+            rule="input-not-accepted",
+            severity="error",
+            problem=f"the input cannot be read: {one_line(error)}",
+        )
+    return ItemRefused(id=number, finding=finding, is_input=is_input)
+
+
+def model_failed(number: int, error: Exception) -> ItemRefused:
+    """The refusal of an item on which the model failed."""
+    finding = finding_from(error) if isinstance(error, FlatoutError) else _failed(error, 1)
+    return ItemRefused(id=number, finding=finding, is_input=False)
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says, on one line."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
+
+
+def _failed(error: Exception, num_samples: int) -> Finding:
+    return Finding(
+        rule="model-failed",
+        severity="error",
+        problem=f"the model fails on this input: {one_line(error)}",
+        because=f"it was computed alone, with {counted_text(num_samples, 'sample')}",
+    )
+
+
+def _no_memory(error: Exception) -> RunFailed:
+    return RunFailed(
+        "out-of-memory",
+        "not enough memory for this input.",
+        because=one_line(error),
+        fix="send a smaller one",
+    )

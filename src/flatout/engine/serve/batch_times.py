@@ -1,0 +1,71 @@
+"""How long batches take, by their number of samples, and which size is used. No framework."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+
+from flatout.engine.serve.answering import Answers
+from flatout.engine.serve.replica_model import ReplicaModel
+from flatout.schema.serve_protocol import AnyInput, Answered, BatchItem
+from flatout.schema.units import counted_text
+from flatout.system.clock import elapsed_s
+
+_MOST_SAMPLES = 256
+# Of measuring one thing; all sizes together take a few times that.
+_LIMIT_S = 0.15
+_MOST_TIMES = 20
+_ALL_SIZES_S = 2.0
+# A larger batch that is not faster by more only makes its requests wait.
+_WORTH = 0.03
+
+
+def seconds_of(call: Callable[[], object], limit_s: float = _LIMIT_S) -> float:
+    """The median time of a call, after a first one; of one that is slow, the first one's."""
+    began_s = elapsed_s()
+    call()
+    first_s = elapsed_s() - began_s
+    times_s: list[float] = []
+    began_s = elapsed_s()
+    while first_s < limit_s and len(times_s) < _MOST_TIMES and elapsed_s() - began_s < limit_s:
+        call_s = elapsed_s()
+        call()
+        times_s.append(elapsed_s() - call_s)
+    return statistics.median(times_s) if times_s else first_s
+
+
+def measured_sizes(
+    model: ReplicaModel, example: AnyInput, latency_s: float, max_samples: int | None
+) -> Generator[str, None, dict[int, float]]:
+    """Seconds of a batch for 1, 2, 4 and more samples, until one takes longer than latency_s.
+
+    Yields what is measured. Sizes on which the model fails are left out.
+    """
+    batch_s: dict[int, float] = {}
+    began_s, size = elapsed_s(), 1
+    most = min(max_samples or _MOST_SAMPLES, _MOST_SAMPLES)
+    while size <= most:
+        yield f"measuring batches of {counted_text(size, 'sample')}"
+        items = [BatchItem(id=number, input=example) for number in range(size)]
+        answers = Answers(model, size)
+        first_s = elapsed_s()
+        if not all(isinstance(answer, Answered) for answer in answers.of(items)):
+            break
+        first_s = elapsed_s() - first_s
+        is_slow = first_s > max(latency_s, _LIMIT_S)
+        batch_s[size] = first_s if is_slow else seconds_of(partial(answers.of, items))
+        is_late = batch_s[size] > latency_s and max_samples is None
+        if is_late or elapsed_s() - began_s > _ALL_SIZES_S:
+            break
+        size *= 2
+    return batch_s
+
+
+def best_size(batch_s: Mapping[int, float], latency_s: float) -> int:
+    """The smallest size that is as fast as any within the latency; 1 where none is within."""
+    rates = {size: size / seconds for size, seconds in batch_s.items() if seconds <= latency_s}
+    if not rates:
+        return 1
+    best = max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= best * (1 - _WORTH))

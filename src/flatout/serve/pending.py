@@ -1,0 +1,124 @@
+"""An accepted request, from the queue to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from flatout.schema.serve_protocol import Answered, BatchItem, ItemRefused
+from flatout.serve.batching import batch_length
+from flatout.serve.dispatcher import Answer, InferRequest
+
+
+class Pending:
+    """One request until it is answered, refused, or its client has left.
+
+    is_alone: must be computed in a batch of its own. is_suspect: it was in a batch that killed a
+    replica. pieces: of a streamed answer, and None after the last one.
+    """
+
+    __slots__ = (
+        "accepted_s", "deadline_s", "future", "has_pieces", "is_alone", "is_suspect", "item",
+        "num_samples", "pieces", "sent_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: InferRequest,
+        number: int,
+        *,
+        is_stream: bool,
+        accepted_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.item = BatchItem(
+            id=number,
+            input=request.input,
+            top=request.top,
+            is_raw=request.is_raw,
+            is_stream=is_stream,
+        )
+        self.num_samples = request.num_samples
+        self.accepted_s = accepted_s
+        self.deadline_s = deadline_s
+        self.sent_s = accepted_s
+        self.is_alone = is_stream
+        self.is_suspect = False
+        self.has_pieces = False
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.pieces: asyncio.Queue[str | None] | None = None
+        if is_stream:
+            self.pieces = pieces = asyncio.Queue()
+            self.future.add_done_callback(lambda _: pieces.put_nowait(None))
+
+    def fail(self, error: Exception) -> None:
+        """Ends it without an answer, unless its client has left."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def answer(self, answer: Answer) -> None:
+        """Ends it with an answer, unless its client has left."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class RequestQueue:
+    """Requests that wait for a replica, the oldest first. num_samples: of all of them."""
+
+    def __init__(self) -> None:
+        self._items: deque[Pending] = deque()
+        self.num_samples = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(self._items)
+
+    def __contains__(self, pending: object) -> bool:
+        return pending in self._items
+
+    @property
+    def is_stream_next(self) -> bool:
+        """Whether the oldest request is for a streamed answer."""
+        return self._items[0].item.is_stream
+
+    def append(self, pending: Pending) -> None:
+        """Adds a request at the end."""
+        self._items.append(pending)
+        self.num_samples += pending.num_samples
+
+    def put_back(self, items: list[Pending]) -> None:
+        """Adds requests at the front, in their order."""
+        self._items.extendleft(reversed(items))
+        self.num_samples += sum(pending.num_samples for pending in items)
+
+    def remove(self, items: Iterable[Pending]) -> None:
+        """Takes requests out."""
+        for pending in items:
+            self._items.remove(pending)
+            self.num_samples -= pending.num_samples
+
+    def next_batch(self, limit: int) -> list[Pending]:
+        """Takes out what forms the next batch."""
+        sizes = ((pending.num_samples, pending.is_alone) for pending in self._items)
+        batch = [self._items.popleft() for _ in range(batch_length(sizes, limit))]
+        self.num_samples -= sum(pending.num_samples for pending in batch)
+        return batch
+
+
+class SentBatch:
+    """Requests that a replica computes together.
+
+    unanswered: by number. results: what came for the others. began_s: when the replica had nothing
+    else before it; None: not yet.
+    """
+
+    def __init__(self, items: list[Pending]) -> None:
+        self.first = items[0].item.id
+        self.unanswered = {pending.item.id: pending for pending in items}
+        self.results: list[tuple[Pending, Answered | ItemRefused]] = []
+        self.num_samples = sum(pending.num_samples for pending in items)
+        self.is_stream = any(pending.item.is_stream for pending in items)
+        self.began_s: float | None = None

@@ -1,0 +1,294 @@
+"""The queue of a model and the replicas that answer it.
+
+A swap makes a second pool: it warms up while the first one answers, and takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from flatout.schema.finding import Finding
+from flatout.schema.serve_control import ReplicaPlan, ServeEvent
+from flatout.schema.serve_model import ServedModel
+from flatout.schema.serve_protocol import Answered, BatchDone
+from flatout.schema.units import seconds_text
+from flatout.serve.batching import BatchTimes, second_due_in_s, wait_s
+from flatout.serve.dispatcher import Answer, DispatchTotals
+from flatout.serve.pending import Pending, RequestQueue, SentBatch
+from flatout.serve.replica import MOST_BATCHES, MOST_STREAMS, Replica
+from flatout.serve.serve_errors import (
+    InputNotAccepted,
+    ModelFailed,
+    RequestKilledModel,
+    ServerBusy,
+)
+from flatout.system.clock import elapsed_s
+
+# So often deadlines are looked at: a client notices no smaller delay of a refusal.
+_EVERY_S = 0.05
+
+
+class ReplicaPool:
+    """Replicas of one model, and the requests for it.
+
+    Args:
+        plan: what to start.
+        first_index: number of the first replica, so that each of a server has its own.
+        hang_s: how long a batch may take before its replica is killed.
+        totals: of the server, counted up. recent_s: seconds from arrival to answer, added to.
+        report: called with what happens.
+
+    model: known once started. findings: of the replicas, at their start.
+    """
+
+    def __init__(
+        self,
+        plan: ReplicaPlan,
+        *,
+        first_index: int,
+        hang_s: float,
+        totals: DispatchTotals,
+        recent_s: deque[float],
+        report: Callable[[ServeEvent], None],
+    ) -> None:
+        self.plan = plan
+        self.model: ServedModel
+        self.findings: tuple[Finding, ...] = ()
+        self.times: BatchTimes | None = None
+        self.queue = RequestQueue()
+        self.report = report
+        self._hang_s = hang_s
+        self._totals = totals
+        self._recent_s = recent_s
+        # Until a second batch is sent to a replica.
+        self._timer: asyncio.TimerHandle | None = None
+        # Something has left it.
+        self._has_changed = asyncio.Event()
+        self.replicas = [
+            Replica(first_index + number, plan.name, plan.command, start, self)
+            for number, start in enumerate(plan.starts)
+        ]
+        self._watch = asyncio.get_running_loop().create_task(self._watch_deadlines())
+
+    @property
+    def num_ready(self) -> int:
+        """Replicas that can answer."""
+        return sum(replica.is_ready for replica in self.replicas)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not answered."""
+        sent = (batch for replica in self.replicas for batch in replica.sent())
+        return len(self.queue) + sum(len(batch.unanswered) for batch in sent)
+
+    def wait_s(self) -> float | None:
+        """How long a request that comes now is estimated to wait; None: not known."""
+        ahead = self.queue.num_samples + sum(replica.num_samples for replica in self.replicas)
+        return wait_s(ahead, self.num_ready, self.times)
+
+    async def start(self) -> None:
+        """Waits until all replicas are warm.
+
+        Raises:
+            ReplicaNotStarted: the others have been ended.
+        """
+        try:
+            ready = await asyncio.gather(*(replica.first for replica in self.replicas))
+        except BaseException:
+            await self.kill()
+            raise
+        self.model = ready[0].model
+        found = {finding.rule: finding for one in ready for finding in one.findings}
+        self.findings = tuple(found.values())
+        self.times = BatchTimes(self.model, self.plan.latency_s)
+        self.replica_freed()
+
+    def add(self, pending: Pending) -> None:
+        """Takes a request into the queue, and sends it at once if a replica is idle."""
+        self.queue.append(pending)
+        self.replica_freed()
+
+    def abandon(self, pending: Pending) -> None:
+        """Forgets a request whose client has left; one that is being computed is only ignored."""
+        self._totals.num_cancelled += 1
+        if pending in self.queue:
+            self.queue.remove([pending])
+            self._has_changed.set()
+        elif pending.item.is_stream:
+            for replica in self.replicas:
+                replica.cancel(pending.item.id)
+
+    async def drain(self) -> None:
+        """Answers what is in it, then ends the replicas."""
+        while self.queue or any(replica.sent() for replica in self.replicas):
+            self._has_changed.clear()
+            await self._has_changed.wait()
+        self._watch.cancel()
+        await asyncio.gather(*(replica.end() for replica in self.replicas))
+
+    async def kill(self) -> None:
+        """Ends the replicas at once."""
+        self._watch.cancel()
+        await asyncio.gather(*(replica.kill() for replica in self.replicas))
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends all requests without an answer."""
+        for replica in self.replicas:
+            for batch in replica.sent():
+                for pending in batch.unanswered.values():
+                    pending.fail(error)
+        for pending in self.queue:
+            pending.fail(error)
+
+    # What replicas call.
+
+    def replica_freed(self) -> None:
+        """Sends waiting requests to replicas that can take a batch."""
+        while self.queue:
+            replica = self._free_replica()
+            if replica is None:
+                return
+            replica.send(self.queue.next_batch(self.times.limit if self.times else 1))
+
+    def batch_ended(self, batch: SentBatch, done: BatchDone | None) -> None:
+        """Passes answers on."""
+        now_s = elapsed_s()
+        seconds = now_s - (batch.began_s if batch.began_s is not None else now_s)
+        if done is not None:
+            if self.times is not None and not batch.is_stream:
+                self.times.observe(batch.num_samples, seconds)
+            self._totals.num_batches += 1
+            self._totals.num_samples += batch.num_samples
+            self._totals.compute_s += done.compute_s
+            self._totals.decode_s += done.decode_s
+        for pending, message in batch.results:
+            if pending.future.done():
+                continue
+            if isinstance(message, Answered):
+                self._totals.num_answered += 1
+                self._recent_s.append(now_s - pending.accepted_s)
+                pending.answer(
+                    Answer(
+                        rows=message.rows,
+                        tensors=message.tensors,
+                        model=self.model,
+                        queue_s=pending.sent_s - pending.accepted_s,
+                        compute_s=done.compute_s if done is not None else seconds,
+                        batch_samples=batch.num_samples,
+                    )
+                )
+            elif message.is_input:
+                self._totals.num_refused += 1
+                pending.fail(InputNotAccepted(message.finding))
+            else:
+                self._totals.num_failed += 1
+                pending.fail(ModelFailed(message.finding))
+        if done is not None:
+            skipped = "the process of the model has left it out"
+            for pending in batch.unanswered.values():
+                self._totals.num_failed += _kill_request(pending, skipped)
+        self._has_changed.set()
+
+    def replica_lost(
+        self, computing: list[SentBatch], waiting: list[SentBatch], because: str
+    ) -> tuple[int, int]:
+        """Puts what a dead replica had back to the front of the queue.
+
+        What it was computing is tried once more, each request alone: one of them may be to blame.
+        """
+        again: list[Pending] = []
+        num_failed = 0
+        for pending in _open_in(computing):
+            if pending.is_suspect or pending.has_pieces:
+                num_failed += _kill_request(pending, because)
+            else:
+                pending.is_alone = pending.is_suspect = True
+                again.append(pending)
+        again += _open_in(waiting)
+        self.queue.put_back(again)
+        self._totals.num_failed += num_failed
+        self._totals.num_retried += len(again)
+        self._totals.num_restarts += 1
+        self._has_changed.set()
+        self.replica_freed()
+        return len(again), num_failed
+
+    def _free_replica(self) -> Replica | None:
+        """The replica that has the least to do, if it can take a batch."""
+        ready = [replica for replica in self.replicas if replica.is_ready]
+        if not ready:
+            return None
+        replica = min(ready, key=_load)
+        if self.queue.is_stream_next:
+            return replica if len(replica.streams) < MOST_STREAMS else None
+        if not replica.batches:
+            return replica
+        if len(replica.batches) >= MOST_BATCHES or self.times is None:
+            return None
+        current, now_s = replica.batches[0], elapsed_s()
+        due_in_s = second_due_in_s(
+            self.queue.num_samples,
+            self.times.limit,
+            now_s - (now_s if current.began_s is None else current.began_s),
+            self.times.expected_s(current.num_samples),
+        )
+        if due_in_s <= 0:
+            return replica
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(due_in_s, self._look_again)
+        return None
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.replica_freed()
+
+    async def _watch_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            now_s = elapsed_s()
+            late = [pending for pending in self.queue if pending.deadline_s <= now_s]
+            self.queue.remove(late)
+            for replica in self.replicas:
+                for batch in replica.sent():
+                    # A stream that has begun is not cut off.
+                    late += [
+                        pending for pending in batch.unanswered.values()
+                        if pending.deadline_s <= now_s and not pending.has_pieces
+                    ]  # fmt: skip
+                replica.kill_if_hung(now_s, self._hang_s)
+            for pending in late:
+                self._totals.num_expired += _expire(pending, now_s, self.wait_s())
+            if late:
+                self._has_changed.set()
+            self.replica_freed()
+
+
+def _load(replica: Replica) -> tuple[int, int, int]:
+    return len(replica.batches), len(replica.streams), replica.num_samples
+
+
+def _open_in(batches: list[SentBatch]) -> list[Pending]:
+    """Requests of batches whose clients still wait."""
+    return [
+        pending
+        for batch in batches
+        for pending in batch.unanswered.values()
+        if not pending.future.done()
+    ]
+
+
+def _kill_request(pending: Pending, because: str) -> bool:
+    """Ends a request that cannot be computed; False: its client has left."""
+    is_open = not pending.future.done()
+    pending.fail(RequestKilledModel(because))
+    return is_open
+
+
+def _expire(pending: Pending, now_s: float, wait_s: float | None) -> bool:
+    """Ends a request whose time is over; False: it was over before, or its client has left."""
+    is_open = not pending.future.done()
+    waited = seconds_text(now_s - pending.accepted_s)
+    pending.fail(ServerBusy(f"no answer within {waited}", max(1.0, wait_s or 0.0)))
+    return is_open

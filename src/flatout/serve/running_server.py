@@ -1,0 +1,201 @@
+"""A server while it runs: replicas, HTTP and control port, from the start to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+
+import msgspec
+
+from flatout.schema.serve_control import (
+    ReplicaPlan,
+    ServeEvent,
+    ServeReady,
+    ServeStopped,
+    ServeStopping,
+    ServeTick,
+)
+from flatout.schema.serve_model import ServedModel
+from flatout.schema.serve_request import ServeRequest
+from flatout.schema.shell_quoting import typed_here
+from flatout.serve.application import ApplicationOptions, application
+from flatout.serve.control import ControlPort
+from flatout.serve.http_server import HttpServer
+from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
+from flatout.system import serve_files
+from flatout.system.clock import elapsed_s
+from flatout.system.signals import Interrupts
+
+# So often Ctrl-C is noticed.
+_POLL_S = 0.1
+_TICK_S = 1.0
+# A longer example is in a file.
+_LONGEST_EXAMPLE = 300
+
+
+class RunningServer:
+    """One server.
+
+    Args:
+        request: how it serves.
+        plan: its replicas.
+        listener: the socket of its HTTP server.
+        interrupts: counts Ctrl-C and SIGTERM.
+
+    events: what happens, and None after the last one. was_interrupted: before it was ready.
+    """
+
+    def __init__(
+        self, request: ServeRequest, plan: ReplicaPlan, listener: socket.socket,
+        interrupts: Interrupts,
+    ) -> None:  # fmt: skip
+        self.events: asyncio.Queue[ServeEvent | None] = asyncio.Queue()
+        self.was_interrupted = False
+        self._request = request
+        self._plan = plan
+        self._listener = listener
+        self._interrupts = interrupts
+        self._port: int = listener.getsockname()[1]
+        limits = DispatchLimits(
+            max_queue=request.max_queue, timeout_s=request.timeout_s, hang_s=request.timeout_s
+        )
+        self._dispatcher = QueueDispatcher(limits, self._report)
+        self._control = ControlPort(self._dispatcher, self._report)
+        self._last_tick_s = elapsed_s()
+        self._last_counts = (0, 0, 0)
+
+    async def run(self) -> None:
+        """Serves until it is interrupted; the second time at once.
+
+        Raises:
+            ReplicaNotStarted
+        """
+        began_s = elapsed_s()
+        try:
+            starting = asyncio.ensure_future(self._dispatcher.start(self._plan))
+            if await self._until_done(starting):
+                starting.result()
+                await self._serve(began_s)
+                return
+            # Not as an exception: in a task, KeyboardInterrupt ends the loop at once.
+            self.was_interrupted = True
+            starting.cancel()
+            await asyncio.wait({starting})
+        except BaseException:
+            await self._dispatcher.kill()
+            raise
+        finally:
+            self._listener.close()
+            self.events.put_nowait(None)
+
+    async def _serve(self, began_s: float) -> None:
+        http = HttpServer(
+            application(self._dispatcher, ApplicationOptions(token=self._request.token)),
+            self._listener,
+        )
+        serving = asyncio.ensure_future(http.run_until_stopped())
+        name, pid = self._plan.name, os.getpid()
+        serve_files.write_control(await self._control.open(name, self._port, pid))
+        try:
+            self._report(self._ready(elapsed_s() - began_s))
+            await self._until_done(serving)
+            self._report(ServeStopping(num_open=self._dispatcher.refuse_new()))
+            self._control.close()
+            http.stop()
+            stopping = asyncio.ensure_future(self._stop(serving))
+            num_lost = 0
+            if await self._until_done(stopping, num_allowed=self._interrupts.count):
+                stopping.result()
+            else:
+                http.stop(is_at_once=True)
+                num_lost = await self._dispatcher.kill()
+                await asyncio.wait({stopping}, timeout=_TICK_S)
+                stopping.cancel()
+        finally:
+            serve_files.remove(self._port)
+        totals = self._dispatcher.state().totals
+        self._report(
+            ServeStopped(
+                num_answered=totals.num_answered,
+                num_failed=totals.num_failed + totals.num_expired,
+                num_refused=totals.num_refused + totals.num_busy,
+                num_lost=num_lost,
+                uptime_s=elapsed_s() - began_s,
+            )
+        )
+
+    async def _stop(self, serving: asyncio.Future[None]) -> None:
+        await serving
+        await self._dispatcher.stop()
+
+    async def _until_done(self, task: asyncio.Future[None], *, num_allowed: int = 0) -> bool:
+        """Waits for a task; False: there were more interrupts than that first."""
+        while self._interrupts.count <= num_allowed:
+            done, _ = await asyncio.wait({task}, timeout=_POLL_S)
+            if done:
+                return True
+            self._tick()
+        return task.done()
+
+    def _report(self, event: ServeEvent) -> None:
+        self.events.put_nowait(event)
+        self._control.pass_on(event)
+
+    def _ready(self, startup_s: float) -> ServeReady:
+        request, host = self._request, self._request.host
+        if host in ("0.0.0.0", "::"):
+            # What a browser on this computer can open.
+            host = "127.0.0.1"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        return ServeReady(
+            url=url,
+            model=self._dispatcher.model,
+            num_replicas=len(self._plan.starts),
+            batch_samples=self._dispatcher.batch_samples,
+            max_queue=request.max_queue,
+            timeout_s=request.timeout_s,
+            needs_token=request.token is not None,
+            startup_s=startup_s,
+            example=self._example(url, self._dispatcher.model),
+            findings=self._dispatcher.findings,
+        )
+
+    def _example(self, url: str, model: ServedModel) -> str | None:
+        """A command that gets an answer."""
+        if model.example is None:
+            return None
+        text = msgspec.json.encode(model.example).decode()
+        # PowerShell takes the quotes out of a text.
+        if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
+            text = f"@{serve_files.write_example(self._port, model.example)}"
+        words = ["curl", f"{url}/predict", "-H", "content-type: application/json", "-d", text]
+        if self._request.token is not None:
+            words += ["-H", "authorization: Bearer TOKEN"]
+        return typed_here(words)
+
+    def _tick(self) -> None:
+        now_s = elapsed_s()
+        if now_s - self._last_tick_s < _TICK_S:
+            return
+        state = self._dispatcher.state()
+        totals = state.totals
+        counts = (totals.num_answered, totals.num_samples, totals.num_batches)
+        answered, samples, batches = (
+            new - old for new, old in zip(counts, self._last_counts, strict=True)
+        )
+        recent = sorted(itertools.islice(reversed(self._dispatcher.recent_s), answered))
+        self.events.put_nowait(
+            ServeTick(
+                requests_per_s=answered / (now_s - self._last_tick_s),
+                num_queued=state.num_queued,
+                num_ready=sum(replica.phase == "ready" for replica in state.replicas),
+                num_replicas=len(state.replicas),
+                p50_s=recent[len(recent) // 2] if recent else None,
+                p99_s=recent[len(recent) * 99 // 100] if recent else None,
+                batch_samples=samples / batches if batches else None,
+            )
+        )
+        self._last_tick_s, self._last_counts = now_s, counts

@@ -1,0 +1,84 @@
+"""MessagePack messages behind their length, on a child's standard input and output.
+
+`FrameStdio` is the child's end; the parent's is an event loop (`system/replica_process.py`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any, BinaryIO
+
+import msgspec
+
+from flatout.schema.serve_protocol import MOST_MESSAGE_BYTES
+from flatout.system.json_process import exit_with_children, protected_stdio
+
+LENGTH_BYTES = 4
+# To finish what was accepted once the parent has closed the pipe, or is gone.
+_GRACE_S = 30.0
+
+
+class FrameStdio:
+    """The child's end. From then on, whatever else it prints to stdout goes to stderr.
+
+    A thread reads ahead, so that the next message is here when the last one is done. Once the
+    parent has closed the pipe, this process has half a minute to end by itself.
+
+    Args:
+        kind: of the messages that come.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._requests, self._answers = protected_stdio()
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read_all, daemon=True).start()
+
+    def read(self) -> Any:
+        """The next message, as soon as there is one; None at the end.
+
+        Raises:
+            msgspec.DecodeError: it is not of that kind.
+        """
+        return self._decoded(self._waiting.get())
+
+    def read_waiting(self) -> tuple[bool, Any]:
+        """Whether a message is here, and it, without waiting for one."""
+        try:
+            return True, self._decoded(self._waiting.get_nowait())
+        except queue.Empty:
+            return False, None
+
+    def write(self, message: msgspec.Struct, *, is_flushed: bool = True) -> None:
+        """Sends a message; without is_flushed, together with the next one."""
+        body = self._encoder.encode(message)
+        self._answers.write(len(body).to_bytes(LENGTH_BYTES, "big"))
+        self._answers.write(body)
+        if is_flushed:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what was written."""
+        self._answers.flush()
+
+    def _decoded(self, body: bytes | None) -> Any:
+        return None if body is None else self._decoder.decode(body)
+
+    def _read_all(self) -> None:
+        while (body := read_frame(self._requests)) is not None:
+            self._waiting.put(body)
+        self._waiting.put(None)
+        time.sleep(_GRACE_S)
+        exit_with_children()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The body of the next message; None at the end of the stream, or where it is broken."""
+    length = int.from_bytes(head := stream.read(LENGTH_BYTES), "big")
+    if len(head) < LENGTH_BYTES or length > MOST_MESSAGE_BYTES:
+        return None
+    body = stream.read(length)
+    return body if len(body) == length else None

@@ -1,0 +1,157 @@
+"""A replica of `flatout serve` as a process: frames on its pipes, read by the event loop.
+
+The end of its stdin means that the server is gone, and the replica ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from flatout.schema.serve_protocol import MOST_MESSAGE_BYTES, FromReplica, ToReplica
+from flatout.system.kill_tree import kill_tree
+from flatout.system.process_env import creation_flags, worker_environment
+
+# How much of its stderr is kept: the end of it.
+_PRINTED_BYTES = 100_000
+# What it wrote last is read after it has ended, unless a child of it keeps the pipes open.
+_LAST_WORDS_S = 2.0
+_LENGTH_BYTES = 4
+
+
+def replica_command(python: str) -> tuple[str, ...]:
+    """The command of a replica in that interpreter's environment."""
+    # -P: a file `queue.py` in the current folder must not be taken for Python's own.
+    return (python, "-P", "-X", "faulthandler", "-m", "flatout.engine.serve.worker")
+
+
+class ReplicaProcess(asyncio.SubprocessProtocol):
+    """A running replica; `start_process` makes it.
+
+    Args:
+        receive: called with each message, in order.
+    """
+
+    def __init__(self, receive: Callable[[FromReplica], None]) -> None:
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromReplica)
+        self._unread = bytearray()
+        self._printed: deque[bytes] = deque()
+        self._printed_bytes = 0
+        self._transport: asyncio.SubprocessTransport
+        self._stdin: asyncio.WriteTransport
+        self.is_stream_broken = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._transport.get_pid()
+
+    def send(self, message: ToReplica) -> None:
+        """Sends a message; a replica that has died is noticed by `wait`."""
+        if self._stdin.is_closing():
+            return
+        body = self._encoder.encode(message)
+        self._stdin.write(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
+
+    def close(self) -> None:
+        """Closes its stdin: it finishes what it has, and ends."""
+        self._stdin.close()
+
+    def kill(self) -> None:
+        """Kills it, with all it has started."""
+        if not self._ended.done():
+            kill_tree(self.pid)
+
+    async def wait(self) -> int:
+        """Waits until it has ended; its exit code, negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    def printed(self) -> str:
+        """The end of what it has written to stderr."""
+        return b"".join(self._printed)[-_PRINTED_BYTES:].decode(errors="replace")
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has started."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        stdin = self._transport.get_pipe_transport(0)
+        self._stdin = cast(asyncio.WriteTransport, stdin)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """It has written something."""
+        if fd == 1:
+            self._take(data)
+            return
+        self._printed.append(data)
+        self._printed_bytes += len(data)
+        while self._printed_bytes - len(self._printed[0]) > _PRINTED_BYTES:
+            self._printed_bytes -= len(self._printed.popleft())
+
+    def process_exited(self) -> None:
+        """It has ended; what it started must not stay."""
+        if sys.platform != "win32":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._loop.call_later(_LAST_WORDS_S, self.connection_lost, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended, and all it wrote was read."""
+        if self._ended.done():
+            return
+        code = self._transport.get_returncode()
+        self._ended.set_result(code if code is not None else 1)
+        self._transport.close()
+
+    def _take(self, data: bytes) -> None:
+        unread = self._unread
+        unread += data
+        start = 0
+        while not self.is_stream_broken and len(unread) >= start + _LENGTH_BYTES:
+            body_at = start + _LENGTH_BYTES
+            length = int.from_bytes(unread[start:body_at], "big")
+            try:
+                if length > MOST_MESSAGE_BYTES:
+                    raise msgspec.DecodeError(f"a message of {length} bytes")
+                if len(unread) < body_at + length:
+                    break
+                start = body_at + length
+                message = self._decoder.decode(unread[body_at:start])
+            except msgspec.DecodeError:
+                # What comes next cannot be read: it was the output of a print, or worse.
+                self.is_stream_broken = True
+                self.kill()
+                break
+            self._receive(message)
+        del unread[:start]
+
+
+async def start_process(
+    command: Sequence[str], receive: Callable[[FromReplica], None]
+) -> ReplicaProcess:
+    """Starts a replica, the leader of a process group of its own, so that Ctrl-C does not reach it.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    options: dict[str, Any] = (
+        {"creationflags": creation_flags()}
+        if sys.platform == "win32"
+        else {"start_new_session": True}
+    )
+    _, process = await asyncio.get_running_loop().subprocess_exec(
+        lambda: ReplicaProcess(receive), *command, env=worker_environment(), **options
+    )
+    return process

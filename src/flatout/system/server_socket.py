@@ -1,0 +1,71 @@
+"""The socket that a web server listens on, opened before anything slow is started."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+
+from flatout.errors import UsageError
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can connect."""
+    return host in _LOOPBACK_NAMES or host.startswith("127.")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket at that address, not yet accepting. port: 0 takes a free one.
+
+    Raises:
+        UsageError: port-in-use, bad-address.
+    """
+    listener = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        if sys.platform == "win32":
+            # There, a second server would get the port, too.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            # A server that has just ended does not keep the port.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Another server may hold the port without listening yet.
+        listener.listen(1)
+    except (OSError, UnicodeError) as error:
+        # The latter of a host that cannot be a name, such as one with two dots.
+        if listener is not None:
+            listener.close()
+        raise _not_opened(host, port, error) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _not_opened(host: str, port: int, error: OSError | UnicodeError) -> UsageError:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if number == errno.EADDRINUSE or (sys.platform == "win32" and number == errno.EACCES):
+        other = f"--port {port + 1}" if port < 65535 else "another --port"
+        return UsageError(
+            "port-in-use",
+            f"port {port} is already in use on {host}.",
+            because="another program listens there",
+            fix=f"choose another port: {other}",
+        )
+    if number in (errno.EACCES, errno.EPERM):
+        return UsageError(
+            "port-in-use",
+            f"port {port} on {host} may not be used.",
+            because=reason,
+            fix="choose a port above 1023: --port 8000",
+        )
+    return UsageError(
+        "bad-address",
+        f"`--host {host}` is not an address of this computer.",
+        because=reason,
+        fix="leave it out, or use 0.0.0.0 for all addresses of this computer",
+    )

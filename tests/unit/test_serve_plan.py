@@ -1,0 +1,121 @@
+"""What replicas are started: their number, devices and threads; and durations of the options."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import UsageError
+from flatout.schema.serve_protocol import ReplicaStart
+from flatout.schema.serve_request import ModelRequest, ServeRequest
+from flatout.schema.units import parse_seconds
+from flatout.serve.replica_plan import ModelSource, find_model, is_exported, plan_replicas
+from flatout.system.cpu_name import num_usable_cores
+from flatout.system.server_socket import is_loopback, listening_socket
+
+
+def source(device: str = "cpu", num_gpus: int = 0, **fixed: object) -> ModelSource:
+    start = ReplicaStart(model="/runs/digits-0001", fixed=fixed)
+    return ModelSource(
+        name="digits-0001", python="/p", start=start, device=device, num_gpus=num_gpus
+    )  # fmt: skip
+
+
+def devices(found: ModelSource, num_replicas: int | None = None) -> list[object]:
+    plan = plan_replicas(found, ServeRequest(num_replicas=num_replicas))
+    return [start.fixed.get("device") for start in plan.starts]
+
+
+def test_replicas_leave_a_core_for_the_server() -> None:
+    plan = plan_replicas(source(), ServeRequest())
+    assert len(plan.starts) == max(1, num_usable_cores() - 1)
+    assert {start.num_threads for start in plan.starts} == {1}
+
+
+def test_threads_are_shared_out_among_replicas() -> None:
+    (start,) = plan_replicas(source(), ServeRequest(num_replicas=1)).starts
+    assert start.num_threads == max(1, num_usable_cores() - 1)
+    many = plan_replicas(source(), ServeRequest(num_replicas=64)).starts
+    assert len(many) == 64 and many[0].num_threads == 1
+
+
+def test_threads_are_those_that_were_fixed() -> None:
+    (start, *_) = plan_replicas(source(num_threads=3), ServeRequest()).starts
+    assert start.num_threads is None
+
+
+@pytest.mark.parametrize(
+    ("found", "num_replicas", "expected"),
+    [
+        (source("cuda", 1), None, [None]),
+        (source("cuda", 2), None, ["cuda:0", "cuda:1"]),
+        (source("cuda", 2), 3, ["cuda:0", "cuda:1", "cuda:0"]),
+        (source("cuda", 0), 1, [None]),
+        (source("cpu", 2), 1, [None]),
+        (source("cpu", 2, device="cuda"), None, ["cuda:0", "cuda:1"]),
+        (source("cuda", 2, device="cuda:1"), None, ["cuda:1"]),
+        (source("cuda", 2, device="cuda:1"), 2, ["cuda:1", "cuda:1"]),
+        (source("cuda", 2, device="cpu"), 1, ["cpu"]),
+        # The engine says that there is none.
+        (source("cpu", 0, device="cuda"), None, ["cuda"]),
+    ],
+)
+def test_devices(found: ModelSource, num_replicas: int | None, expected: list[object]) -> None:
+    assert devices(found, num_replicas) == expected
+
+
+def test_fixed_batch_has_no_target() -> None:
+    plan = plan_replicas(source(), ServeRequest(max_samples=4, num_replicas=1))
+    assert plan.latency_s is None and plan.starts[0].max_samples == 4
+    assert plan_replicas(source(), ServeRequest(latency_s=0.1)).latency_s == 0.1
+
+
+def test_exported_file_is_known_by_its_ending(tmp_path: Path) -> None:
+    assert is_exported("model.ONNX") and is_exported("a/b.pt2") and not is_exported("digits-0001")
+    with pytest.raises(UsageError, match="there is no file") as caught:
+        find_model(ModelRequest(model=str(tmp_path / "model.onnx")))
+    assert caught.value.rule == "exported-file-not-found"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("20ms", 0.02), ("1.5 s", 1.5), ("2min", 120.0), ("500us", 0.0005), ("1h", 3600.0)],
+)
+def test_parse_seconds(text: str, seconds: float) -> None:
+    assert parse_seconds(text, "--latency") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["20", "0ms", "-1s", "ms", "1 day", "", "1e3s", "nan s"])
+def test_parse_seconds_of_something_else(text: str) -> None:
+    with pytest.raises(UsageError, match="not a duration"):
+        parse_seconds(text, "--latency")
+
+
+def test_port_that_is_in_use_is_refused() -> None:
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            listening_socket("127.0.0.1", port)
+    assert caught.value.rule == "port-in-use" and f"{port + 1}" in caught.value.fix
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no..name", "nowhere.invalid"])
+def test_host_of_another_computer_is_refused(host: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        listening_socket(host, 0)
+    assert caught.value.rule == "bad-address"
+
+
+def test_listening_socket_is_free_again_at_once() -> None:
+    listener = listening_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):
+        listener.close()
+    listening_socket("127.0.0.1", port).close()
+
+
+def test_is_loopback() -> None:
+    assert is_loopback("localhost") and is_loopback("127.0.0.53") and is_loopback("::1")
+    assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.2")

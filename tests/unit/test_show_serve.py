@@ -1,0 +1,61 @@
+"""What `flatout serve` prints."""
+
+from __future__ import annotations
+
+from flatout.cli.render.show_serve import batches_text, input_text, ready_lines, tick_text
+from flatout.schema.serve_control import ServeReady, ServeTick
+from flatout.schema.serve_model import ServedModel, TensorSpec
+
+MODEL = ServedModel(
+    name="digits-0001", version="digits-0001", format="run",
+    inputs=(TensorSpec(name="x", dtype="float32", shape=(None, 1, 8, None)),),
+    outputs=(TensorSpec(name="logits", dtype="float32", shape=(None, 10)),),
+    accepts=("tensors", "file"), recipe=("compiled=on: 1.4x", "num_threads=1: shared out"),
+    batch_s={1: 0.0002, 2: 0.0003, 4: 0.0004, 8: 0.0005, 16: 0.0006, 32: 0.0007, 64: 0.001},
+    max_samples=64, unit="images",
+)  # fmt: skip
+
+
+def test_ready_lines() -> None:
+    ready = ServeReady(
+        url="http://127.0.0.1:8000", model=MODEL, num_replicas=2, batch_samples=32,
+        max_queue=1024, timeout_s=30, needs_token=True, startup_s=2.5, example="curl ...",
+    )  # fmt: skip
+    assert list(ready_lines(ready)) == [
+        ("serving", "digits-0001 · ready in 2.5 s"),
+        ("address", "http://127.0.0.1:8000 · documentation: http://127.0.0.1:8000/docs"),
+        ("token", "clients send the header `authorization: Bearer TOKEN`"),
+        ("device", "cpu · fp32 · 2 replicas"),
+        ("recipe", "compiled=on: 1.4x"),
+        ("", "num_threads=1: shared out"),
+        ("input", "x float32 [n, 1, 8, ?] · files"),
+        ("output", "logits float32 [n, 10]"),
+        (
+            "batches",
+            "up to 32 images · 1: 200 us, 2: 300 us, 4: 400 us, 8: 500 us, 16: 600 us, 32: 700 us",
+        ),
+        ("queue", "up to 1,024 requests · 30 s for each"),
+        ("end", "Ctrl-C"),
+        ("try", ""),
+    ]
+
+
+def test_batches_text_has_a_few_of_many_sizes() -> None:
+    text = batches_text(MODEL, 64)
+    assert text.startswith("up to 64 images · 1: 200 us, ") and text.endswith(", 64: 1 ms")
+    assert text.count(":") == 6
+
+
+def test_input_text_when_only_the_experiment_knows_it() -> None:
+    model = ServedModel(name="m", version="1", format="run", accepts=("tensors", "text", "value"))
+    assert input_text(model) == "tensors · texts · JSON values"
+
+
+def test_tick_text() -> None:
+    tick = ServeTick(requests_per_s=812.4, num_queued=3, num_ready=1, num_replicas=2)
+    assert tick_text(tick) == "812 requests/s · queue 3 · 1 of 2 replicas"
+    busy = ServeTick(
+        requests_per_s=20, num_queued=0, num_ready=1, num_replicas=1, p50_s=0.0061, p99_s=0.014,
+        batch_samples=11.44,
+    )  # fmt: skip
+    assert tick_text(busy) == "20 requests/s · p50 6.1 ms · p99 14 ms · queue 0 · batch 11.4"
