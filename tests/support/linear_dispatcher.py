@@ -34,7 +34,7 @@ MODEL = ServedModel(
     outputs=(TensorSpec(name="logits", dtype="float32", shape=(None, 3)),),
     accepts=("tensors", "file", "text"),
     labels=("low", "middle", "high"),
-    example={"inputs": [[1.0, 2.0, 3.0, 4.0]]},
+    example=[1.0, 2.0, 3.0, 4.0],
     max_samples=8,
 )
 

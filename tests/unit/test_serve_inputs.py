@@ -132,6 +132,7 @@ def test_predict_requests_when_the_model_takes_several_tensors() -> None:
         ({"input": {"base64": "aGk="}}, "input-kind-not-accepted"),
         ({"input": {"a": 1}}, "input-kind-not-accepted"),
         ({"input": None}, "input-kind-not-accepted"),
+        (b'{"input": "' + b"[" * 100 + b'"}', "input-kind-not-accepted"),
     ],
 )  # fmt: skip
 def test_predict_requests_when_the_body_is_wrong(body: bytes | object, rule: str) -> None:
@@ -154,7 +155,7 @@ def test_predict_requests_when_one_text_is_long() -> None:
 
 
 def test_predict_requests_when_the_model_takes_other_kinds() -> None:
-    model = model_with(2, accepts=("file", "text", "value"))
+    model = model_with(2, accepts=("tensors", "file", "text", "value"), has_decode=True)
     (text, file, value) = read(
         {"inputs": ["hello", {"base64": "aGk="}, {"age": [3, None]}], "top": 2, "timeout_s": 0.5},
         model,
@@ -163,6 +164,11 @@ def test_predict_requests_when_the_model_takes_other_kinds() -> None:
     assert file.input == FileInput(b"hi")
     assert value.input == ValueInput({"age": [3, None]})
     assert (text.top, text.deadline_s) == (2, 0.5)
+    # Numbers too: `decode` may scale them.
+    assert read({"input": [1, 2]}, model)[0].input == ValueInput([1, 2])
+    plain = model_with(2, accepts=("tensors", "value"))
+    assert tensor_of(read({"input": [1, 2]}, plain)).shape == (1, 2)
+    assert rule_of({"input": {"a": 1}}, plain) == "input-kind-not-accepted"
     assert rule_of({"input": {"base64": "??"}}, model) == "body-not-readable"
     assert rule_of({"input": {"base64": 3}}, model) == "request-invalid"
     deep: list[Any] = []
@@ -344,6 +350,7 @@ def test_query_options() -> None:
 FUZZED = (
     model_with(2),
     model_with(None, dtype="int64", accepts=("tensors", "file", "text", "value")),
+    model_with(2, accepts=("tensors", "file", "value"), has_decode=True),
     model_with(2, dtype="bool", accepts=("file",)),
 )
 KINDS = ("application/json", KIND, "application/octet-stream", "text/plain", "multipart/form-data")

@@ -24,12 +24,12 @@ def body_of(model: ServedModel) -> dict[str, Any]:
 
 def test_openapi_document_when_the_model_takes_an_image() -> None:
     spec = TensorSpec(name="x", dtype="uint8", shape=(None, 1, 28))
-    found = body_of(ServedModel(name="m", version="1", format="run", inputs=(spec,), example=[1]))
+    found = body_of(ServedModel(name="m", version="1", format="run", inputs=(spec,), example=[[1]]))
     number = {"type": "integer", "minimum": 0, "maximum": 255}
     row = {"type": "array", "items": number, "minItems": 28, "maxItems": 28}
     sample = {"type": "array", "items": row, "minItems": 1, "maxItems": 1}
     assert found["schema"]["properties"]["input"] == sample
-    assert found["example"] == [1]
+    assert found["example"] == {"input": [[1]]}
 
 
 def test_openapi_document_when_no_model_is_named() -> None:
@@ -40,7 +40,7 @@ def test_openapi_document_when_no_model_is_named() -> None:
 
 @pytest.mark.parametrize("accepts", [("tensors",), ("tensors", "file", "text"), ("value",)])
 def test_schemathesis_finds_nothing(accepts: tuple[Any, ...]) -> None:
-    model = msgspec.structs.replace(MODEL, accepts=accepts)
+    model = msgspec.structs.replace(MODEL, accepts=accepts, has_decode="value" in accepts)
     with serving(LinearDispatcher(model)) as address:
         schema = schemathesis.openapi.from_url(f"http://{address}/openapi.json")
         for result in schema.get_all_operations():

@@ -39,7 +39,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     accepts: kinds of input; can_stream: whether it generates piece by piece.
     has_decode: JSON values are read by the experiment's `decode`, which may scale numbers, and must
     not be taken for tensors.
-    example: a JSON value for `POST /predict`, or None where only a file makes sense.
+    example: a JSON value as the `input` of `POST /predict`, or None where only a file makes sense.
     device, precision: where and how it computes; recipe: `field=value` with its reason, of what
     differs from the plain call of the model.
     batch_s: seconds of a batch by its number of samples, measured in the warm-up.

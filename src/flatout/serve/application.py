@@ -291,12 +291,21 @@ class _Routes:
             if len(requests) == 1:
                 answers = [await self._dispatcher.submit(requests[0])]
             else:
-                answers = await _all_of([self._dispatcher.submit(one) for one in requests])
+                answers = await self._submit_all(requests)
             if len({(answer.model.name, answer.model.version) for answer in answers}) == 1:
                 for answer in answers:
                     self._metrics.observe(answer)
                 return answers
         raise ServerBusy("models were swapped while it was computed", 1.0)
+
+    async def _submit_all(self, requests: Sequence[InferRequest]) -> list[Answer]:
+        """Half of the queue at a time: a request with many inputs must not need more than it has."""
+        window = max(1, self._dispatcher.state().max_queue // 2)
+        answers: list[Answer] = []
+        for start in range(0, len(requests), window):
+            part = requests[start : start + window]
+            answers += await _all_of([self._dispatcher.submit(one) for one in part])
+        return answers
 
     async def _stream(
         self, request: InferRequest, model: ServedModel, receive: Receive
