@@ -42,7 +42,8 @@ def digits(run_of: Callable[..., RunFolder]) -> RunFolder:
 
 
 def exported(folder: RunFolder, output: Path, form: str, **fields: Any) -> Exported:
-    job = ExportJob(folder=str(folder.path), form=form, output=str(output), **fields)  # type: ignore[arg-type]
+    values = {"folder": str(folder.path), "form": form, "output": str(output), **fields}
+    job = msgspec.convert(values, ExportJob)
     *_, last = export(job)
     assert isinstance(last, Exported)
     assert last.size_bytes > 0
@@ -143,6 +144,7 @@ def test_a_pickle_in_a_program_is_refused_before_it_is_loaded(
         (with_pickles, {}),
         (unchanged, {f"{root}/data/constants/model.pt": harmful}),
         (unchanged, {f"{root}/data/aotinductor/model/x.so": b"code"}),
+        (unchanged, {f"{root}/DATA/weights/model_weights_config.json": b"{}"}),
     ):
         rewritten(change, extra)
         with pytest.raises(RunFailed) as error:
@@ -204,7 +206,8 @@ def test_weights_alone_answer_as_the_run(digits: RunFolder, tmp_path: Path) -> N
         facts = msgspec.json.decode(opened.metadata()["flatout"])
         assert facts["run"] == digits.path.name and facts["unit"] == "images"
         kept = load(digits.path).model.state_dict()
-        assert all(torch.equal(opened.get_tensor(name), kept[name]) for name in opened.keys())  # noqa: SIM118
+        names = list(opened.keys())
+        assert all(torch.equal(opened.get_tensor(name), kept[name]) for name in names)
 
 
 def test_what_has_no_such_form_is_refused(

@@ -11,7 +11,12 @@ numpy = pytest.importorskip("numpy")
 from flatout.engine.serve.array_rows import array_rows  # noqa: E402
 from flatout.engine.serve.input_arrays import arrays_of, wire_tensor  # noqa: E402
 from flatout.schema.serve_model import TensorSpec  # noqa: E402
-from flatout.schema.serve_protocol import TensorInput, TextInput, ValueInput, WireTensor  # noqa: E402
+from flatout.schema.serve_protocol import (  # noqa: E402
+    TensorInput,
+    TextInput,
+    ValueInput,
+    WireTensor,
+)
 
 PICTURE = (TensorSpec(name="picture", dtype="float32", shape=(None, 2, 2)),)
 PAIR = (
