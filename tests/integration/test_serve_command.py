@@ -78,7 +78,8 @@ class Served:
 
     def predict(self, value: Any = None, **headers: str) -> tuple[int, Any]:
         """The status and the document of a prediction for the example, or another value."""
-        body = json.dumps(self.ready["model"]["example"] if value is None else value).encode()
+        given = {"input": self.ready["model"]["example"]} if value is None else value
+        body = json.dumps(given).encode()
         headers |= {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}/predict", body, headers)
         try:

@@ -46,6 +46,7 @@ WORLD_FILES: dict[str, str] = {
     "flatout/setup/packages/wheel_store.py": "downloaded wheels",
 }
 WORLD_EXCEPTIONS: dict[str, str] = {
+    "flatout/engine/serve/program_model.py: os.environ": "torch's switch against unpickling",
     "flatout/engine/launch/ray_script_nodes.py: import subprocess": "the script of a node",
     "flatout/engine/launch/local.py: import subprocess": "starts the ranks of a run",
     "flatout/engine/launch/local.py: os.environ": _RANKS,

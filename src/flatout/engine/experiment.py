@@ -122,7 +122,8 @@ class Experiment:
         encode: makes a value of JSON's kinds of one sample's prediction for `flatout serve`. None
             writes tensors as lists, and images as base64 text of a PNG file.
         stream: `stream(model, sample)` yields the prediction for one sample as texts, piece by
-            piece, for `flatout serve`; called as `predict` is.
+            piece, for `flatout serve`. A sample of tensors is on the device, without the
+            dimension of the samples.
     """
 
     model: Callable[[], nn.Module]

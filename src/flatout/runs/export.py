@@ -22,8 +22,8 @@ def export(request: ExportRequest) -> Generator[ExportReply]:
     """Exports a run's weights: what is done, as it is done, and at last what was written.
 
     Raises:
-        UsageError: unknown-run, run-from-elsewhere, unknown-output-format, file-exists, file-not-accessible; what
-            finding the experiment and choosing an interpreter says.
+        UsageError: unknown-run, run-from-elsewhere, unknown-output-format, file-exists,
+            file-not-accessible; what finding the experiment and choosing an interpreter says.
     """
     folder = run_folder.find_run(request.run)
     run_folder.require_trust(folder, is_trusted=request.is_trusted)

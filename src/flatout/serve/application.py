@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import flatout
+from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import TensorInput
@@ -105,7 +105,7 @@ class _Application(FastAPI):
     ) -> None:
         super().__init__(
             title="flatout serve",
-            version=flatout.__version__,
+            version=__version__,
             openapi_url=None,
             docs_url=None,
             redoc_url=None,
@@ -291,12 +291,21 @@ class _Routes:
             if len(requests) == 1:
                 answers = [await self._dispatcher.submit(requests[0])]
             else:
-                answers = await _all_of([self._dispatcher.submit(one) for one in requests])
+                answers = await self._submit_all(requests)
             if len({(answer.model.name, answer.model.version) for answer in answers}) == 1:
                 for answer in answers:
                     self._metrics.observe(answer)
                 return answers
         raise ServerBusy("models were swapped while it was computed", 1.0)
+
+    async def _submit_all(self, requests: Sequence[InferRequest]) -> list[Answer]:
+        """Half of the queue at a time: a request with many inputs must not need more than it has."""
+        window = max(1, self._dispatcher.state().max_queue // 2)
+        answers: list[Answer] = []
+        for start in range(0, len(requests), window):
+            part = requests[start : start + window]
+            answers += await _all_of([self._dispatcher.submit(one) for one in part])
+        return answers
 
     async def _stream(
         self, request: InferRequest, model: ServedModel, receive: Receive
@@ -336,7 +345,7 @@ class _Routes:
     async def server(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /v2."""
         return _json(
-            {"name": "flatout", "version": flatout.__version__, "extensions": EXTENSIONS}
+            {"name": "flatout", "version": __version__, "extensions": EXTENSIONS}
         )
 
     async def live(self, scope: Scope, receive: Receive) -> ASGIApp:
@@ -373,7 +382,7 @@ class _Routes:
                 check_token(scope, token)
             except UsageError:
                 model = None
-        return _json(openapi_document(model, flatout.__version__, has_token=token is not None))
+        return _json(openapi_document(model, __version__, has_token=token is not None))
 
 
 def _json(value: Any) -> Response:

@@ -30,6 +30,7 @@ from flatout.serve.limits import (
     ServeLimits,
     check_depth,
     check_num_inputs,
+    is_shallow,
     num_elements,
     too_deep,
 )
@@ -156,6 +157,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         UsageError: body-not-readable, request-invalid, json-too-deep
     """
     try:
+        if not is_shallow(body, limits):
+            check_depth(msgspec.json.decode(body), limits)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise UsageError(
@@ -182,17 +185,26 @@ def check_kind(kind: InputKind, model: ServedModel) -> None:
         UsageError: input-kind-not-accepted
     """
     if kind not in model.accepts:
-        takes = ", ".join(_KIND_WORDS[one] for one in model.accepts)
-        raise UsageError(
-            "input-kind-not-accepted",
-            f"the model `{model.name}` does not take {_KIND_WORDS[kind]}.",
-            fix=f"send what it takes: {takes}",
-        )
+        raise _not_accepted(kind, model)
+
+
+def _not_accepted(kind: InputKind, model: ServedModel) -> UsageError:
+    taken = [one for one in model.accepts if one != "value" or takes_values(model)]
+    return UsageError(
+        "input-kind-not-accepted",
+        f"the model `{model.name}` does not take {_KIND_WORDS[kind]}.",
+        fix=f"send what it takes: {', '.join(_KIND_WORDS[one] for one in taken)}",
+    )
+
+
+def takes_values(model: ServedModel) -> bool:
+    """Whether JSON values are left to a replica: it knows more than the shapes of tensors."""
+    return "value" in model.accepts and (model.has_decode or not model.inputs)
 
 
 def _are_tensors(values: list[Any], model: ServedModel) -> bool:
     """Whether the inputs are meant as tensors. A list with a text in it fails as a tensor later."""
-    if "tensors" not in model.accepts or not model.inputs:
+    if "tensors" not in model.accepts or not model.inputs or takes_values(model):
         return False
     first = values[0]
     if isinstance(first, dict):
@@ -206,12 +218,11 @@ def _other_input(value: Any, model: ServedModel, limits: ServeLimits) -> AnyInpu
         return file_input(_from_base64(value["base64"]), limits)
     if isinstance(value, str) and "text" in model.accepts:
         return TextInput(value)
-    if "value" in model.accepts:
-        check_depth(value, limits)
+    if takes_values(model):
         return ValueInput(value)
-    is_number = isinstance(value, list | int | float | bool) and "tensors" not in model.accepts
-    check_kind("text" if isinstance(value, str) else "tensors" if is_number else "value", model)
-    raise AssertionError("a kind that is accepted was read above")
+    if isinstance(value, list | int | float) and "tensors" not in model.accepts:
+        raise _not_accepted("tensors", model)
+    raise _not_accepted("text" if isinstance(value, str) else "value", model)
 
 
 def _from_base64(text: Any) -> bytes:

@@ -77,6 +77,24 @@ def check_depth(value: Any, limits: ServeLimits) -> None:
     raise too_deep(limits)
 
 
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def is_shallow(body: bytes, limits: ServeLimits) -> bool:
+    """Whether JSON is certainly not nested too deep, from its brackets alone.
+
+    False is no proof: texts may contain brackets too.
+    """
+    brackets = body.translate(None, _NOT_BRACKETS)
+    # Each pass removes the innermost level.
+    for _ in range(limits.json_depth):
+        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(outer) == len(brackets):
+            break
+        brackets = outer
+    return not brackets
+
+
 def _members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()

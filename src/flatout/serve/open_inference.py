@@ -32,7 +32,7 @@ from flatout.serve.limits import ServeLimits, check_num_inputs, num_elements
 from flatout.serve.uploaded_files import decoded_text, file_input
 
 EXTENSIONS = ("binary_tensor_data", "classification")
-# Texts and files go in and rows come out as BYTES where the model's own tensors are not known.
+# Texts and files go in as BYTES; rows, as JSON, come out for these and where outputs are no tensors.
 BYTES_INPUT = "inputs"
 BYTES_OUTPUT = "predictions"
 _LENGTH = struct.Struct("<I")
@@ -120,9 +120,11 @@ def v2_call(body: bytes, header: str | None, model: ServedModel, limits: ServeLi
     _check_parameters(request.parameters)
     blobs = _binary_parts(request.inputs, body[json_bytes:])
     options = call_options(1, _timeout_s(request.parameters))
-    wishes, default = _wishes(request, model)
-    if _takes_bytes(model, request.inputs):
-        inputs = [
+    is_bytes = _takes_bytes(model, request.inputs)
+    outputs = [BYTES_OUTPUT] if is_bytes else [spec.name for spec in model.outputs]
+    wishes, default = _wishes(request, model, outputs or [BYTES_OUTPUT])
+    if is_bytes:
+        inputs: list[tuple[AnyInput, int]] = [
             (one, 1) for one in _bytes_inputs(request.inputs[0], blobs[0], model, limits)
         ]
     else:
@@ -132,7 +134,7 @@ def v2_call(body: bytes, header: str | None, model: ServedModel, limits: ServeLi
             InferRequest(
                 input=one,
                 num_samples=num_samples,
-                is_raw=bool(model.outputs),
+                is_raw=bool(model.outputs) and not is_bytes,
                 deadline_s=options.timeout_s,
             )
             for one, num_samples in inputs
@@ -346,10 +348,11 @@ def _length_prefixed(blob: bytes) -> list[bytes]:
     return items
 
 
-def _wishes(request: V2Request, model: ServedModel) -> tuple[dict[str, OutputWish], OutputWish]:
+def _wishes(
+    request: V2Request, model: ServedModel, names: Sequence[str]
+) -> tuple[dict[str, OutputWish], OutputWish]:
     """How each output is returned, and those that are not named."""
     is_binary = request.parameters.get("binary_data_output") is True
-    names = [spec.name for spec in model.outputs] or [BYTES_OUTPUT]
     wishes = {}
     for output in request.outputs:
         if output.name not in names:

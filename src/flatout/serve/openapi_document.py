@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.serve.http_errors import ErrorBody, error_statuses
-from flatout.serve.inputs import MOST_TOP
+from flatout.serve.inputs import MOST_TOP, takes_values
 from flatout.serve.open_inference import V2Request, V2Response, model_metadata
 
 Document = dict[str, Any]
@@ -169,7 +169,7 @@ def _predict_content(model: ServedModel | None) -> Document:
     }
     json: Document = {"schema": body}
     if model is not None and model.example is not None:
-        json["example"] = model.example
+        json["example"] = {"input": model.example}
     content: Document = {"application/json": json}
     if model is None or "file" in model.accepts:
         file = {"type": "string", "contentMediaType": "application/octet-stream"}
@@ -183,7 +183,7 @@ def _predict_content(model: ServedModel | None) -> Document:
 
 def _input_schema(model: ServedModel | None) -> Document:
     """What one input may be."""
-    if model is None or "value" in model.accepts:
+    if model is None or takes_values(model):
         return {}
     kinds: list[Document] = []
     if "tensors" in model.accepts and len(model.inputs) == 1:
@@ -210,7 +210,7 @@ def _input_schema(model: ServedModel | None) -> Document:
                 "additionalProperties": False,
             }
         )
-    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return {"anyOf": kinds} if len(kinds) > 1 else kinds[0] if kinds else {}
 
 
 # Numbers that a JSON schema says of a dtype: float16 ends at 65504.

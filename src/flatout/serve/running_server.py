@@ -165,16 +165,17 @@ class RunningServer:
 
     def _example(self, url: str, model: ServedModel) -> str | None:
         """A command that gets an answer."""
-        if model.example is None:
-            return None
-        text = msgspec.json.encode(model.example).decode()
-        # PowerShell takes the quotes out of a text.
-        if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
-            text = f"@{serve_files.write_example(self._port, model.example)}"
-        words = ["curl", f"{url}/predict", "-H", "content-type: application/json", "-d", text]
+        words = ["curl", f"{url}/predict"]
         if self._request.token is not None:
             words += ["-H", "authorization: Bearer TOKEN"]
-        return typed_here(words)
+        if model.example is not None:
+            body = {"input": model.example}
+            text = msgspec.json.encode(body).decode()
+            # PowerShell takes the quotes out of a text.
+            if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
+                text = f"@{serve_files.write_example(self._port, body)}"
+            return typed_here([*words, "-H", "content-type: application/json", "-d", text])
+        return typed_here([*words, "-F", "file=@FILE"]) if "file" in model.accepts else None
 
     def _tick(self) -> None:
         now_s = elapsed_s()

@@ -201,5 +201,6 @@ def no_samples() -> RunFailed:
         "there is no data to check the exported file with.",
         because="neither the validation nor the training data could be read in the form that "
         "`predict` takes",
-        fix="export where the run's data is; or give the experiment a `decode`: flatout docs export",
+        fix="export where the run's data is; or give the experiment a `decode`: flatout docs "
+        "export",
     )

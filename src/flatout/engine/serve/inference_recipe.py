@@ -34,6 +34,8 @@ _TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 3e-2, "fp16": 5e-3, "float8":
 class SpeedTrial:
     """Tries what may be faster, and keeps what is, with the same answer.
 
+    plain: the predictions for the samples, by the run's own recipe.
+
     Args:
         model: what computes; changed where something is kept.
         start: what the user fixed.
@@ -44,6 +46,7 @@ class SpeedTrial:
         self._model = model
         self._start = start
         self._samples = samples
+        self.plain: Any = None
         self._reasons: list[str] = []
         self._tolerance = _TOLERANCES[model.predictor.recipe.precision.value]
 
@@ -51,7 +54,7 @@ class SpeedTrial:
         """Tries everything in turn; yields what it does, and gives the reasons."""
         recipe, fixed = self._model.predictor.recipe, self._start.fixed
         began_s = elapsed_s()
-        plain = self._answer()
+        plain = self.plain = self._answer()
         is_slow = elapsed_s() - began_s > _MOST_S
         is_cpu = self._model.predictor.device.type == "cpu"
         if recipe.precision.value != "fp32":

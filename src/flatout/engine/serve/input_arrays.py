@@ -58,7 +58,8 @@ def _by_name(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> list[A
         return list(arrays.values())
     names = [spec.name for spec in specs]
     if sorted(arrays) != sorted(names):
-        raise ValueError(f"it has the tensors {', '.join(arrays)}; the model takes {', '.join(names)}")
+        given = ", ".join(arrays) or "no tensors"
+        raise ValueError(f"it has {given}; the model takes {', '.join(names)}")
     return [arrays[name] for name in names]
 
 

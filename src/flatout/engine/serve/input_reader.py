@@ -63,6 +63,8 @@ class InputReader:
             return self.from_file(given.data, given.suffix)
         if isinstance(given, TextInput):
             return self._of_text(given.text)
+        if isinstance(given.value, str):
+            return self._of_text(given.value)
         return self._tensors(given)
 
     def from_file(self, content: bytes, suffix: str) -> Any:

@@ -86,8 +86,12 @@ def check_archive(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            names = [name.lower() for name in archive.namelist()]
+            if len(set(names)) < len(names):
+                # Of two files with one name, torch may read the other one.
+                raise _not_safe(path, "two files in it have the same name")
             for name in archive.namelist():
-                inner = name.partition("/")[2]
+                inner = name.lower().partition("/")[2]
                 if not inner.startswith(_PLAIN):
                     raise _not_safe(path, f"it contains {name}")
                 if inner.startswith(("data/weights/", "data/constants/")):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flatout.engine.model import precision
 from flatout.engine.predict.predictor import Predictor, load, on_cpu
@@ -112,8 +111,15 @@ class RunModel:
         read = self.reader.read(given)
         if read.num_samples != 1:
             raise ValueError(f"it has {read.num_samples} samples; one is streamed at a time")
-        sample = read.data if isinstance(read.data, Tensor) else read.data[0]
-        pieces = iter(stream(self.predictor.model, sample))
+        is_tensors = isinstance(read.key, tuple) and read.key[0] == "tensors"
+        sample = (
+            with_tensors(read.data, (tensor[0] for tensor in tensors_in(read.data)))
+            if is_tensors
+            else read.data[0]
+        )
+        to_device = placer(self.predictor.device, False)
+        placed = to_device(sample) if to_device is not None else sample
+        pieces = iter(stream(self.predictor.model, placed))
         while True:
             # Other batches are computed between two pieces: the settings are of each piece.
             with torch.inference_mode(), self._autocast():

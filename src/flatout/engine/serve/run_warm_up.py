@@ -30,8 +30,9 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
     if samples is not None:
         if samples.is_tensors:
             reader.layout, reader.specs = samples.content, specs_with_varying(samples)
-        recipe = yield from SpeedTrial(model, start, samples).choose()
-        outputs = output_specs(model.compute(samples.content, samples.num_samples))
+        trial = SpeedTrial(model, start, samples)
+        recipe = yield from trial.choose()
+        outputs = output_specs(trial.plain)
     example = _example(samples)
     batch_s: dict[int, float] = {}
     if example is not None:
@@ -46,6 +47,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
         outputs=outputs,
         accepts=_accepted(model, samples),
         can_stream=experiment.stream is not None,
+        has_decode=experiment.decode is not None,
         labels=None if experiment.labels is None else tuple(experiment.labels),
         example=_json_value(example),
         device=str(predictor.device),

@@ -1,0 +1,154 @@
+"""Answers to batches: grouped, split, retried; with a model that only adds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from flatout.engine.serve.answering import Answers, DeviceLost
+from flatout.engine.serve.batch_times import best_size
+from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
+from flatout.schema.finding import Finding
+from flatout.schema.serve_model import ServedModel
+from flatout.schema.serve_protocol import (
+    Answered,
+    AnyInput,
+    BatchItem,
+    ItemRefused,
+    ReplicaStart,
+    ValueInput,
+    WireTensor,
+)
+
+
+class Adding:
+    """Adds one to lists of numbers. -1 raises, -2 loses the device; memory holds `room` numbers."""
+
+    findings: Sequence[Finding] = ()
+    usual_keys: set[Any] = {"int"}
+
+    def __init__(self, room: int = 100) -> None:
+        self.room = room
+        self.batches: list[list[Any]] = []
+
+    def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
+        yield ""
+        return ServedModel(name="", version="", format="run")
+
+    def begin_batch(self) -> None:
+        pass
+
+    def read(self, given: AnyInput) -> ReadInput:
+        assert isinstance(given, ValueInput)
+        values = list(given.value)
+        return ReadInput(type(values[0]).__name__, len(values), values)
+
+    def joined(self, parts: Sequence[InputPart]) -> Any:
+        return [value for part in parts for value in part.read.data[part.start : part.end]]
+
+    def compute(self, batch: Any, num_samples: int) -> Any:
+        self.batches.append(batch)
+        assert len(batch) == num_samples
+        if num_samples > self.room:
+            raise MemoryError
+        if -1 in batch:
+            raise ValueError("below zero")
+        if -2 in batch:
+            raise SystemError
+        return [value + 1 for value in batch]
+
+    def rows(self, predictions: Any, num_samples: int, top: int) -> list[dict[str, Any]]:
+        return [{"sum": value, "top": top} for value in predictions]
+
+    def tensors(self, predictions: Any, start: int, end: int) -> tuple[WireTensor, ...]:
+        return (WireTensor("sum", "uint8", (end - start,), bytes(predictions[start:end])),)
+
+    def stream(self, given: AnyInput) -> Iterator[str]:
+        yield from ()
+
+    def failure_kind(self, error: Exception) -> FailureKind:
+        kinds: dict[type[Exception], FailureKind] = {MemoryError: "memory", SystemError: "device"}
+        return kinds.get(type(error), "other")
+
+    def memory_bytes(self) -> int | None:
+        return None
+
+
+def items(*values: Any, **fields: Any) -> list[BatchItem]:
+    return [BatchItem(id=n, input=ValueInput(v), **fields) for n, v in enumerate(values)]
+
+
+def answered(model: Adding, asked: list[BatchItem], most: int = 8) -> dict[int, Any]:
+    return {one.id: one for one in Answers(model, most, model.usual_keys).of(asked)}
+
+
+def sums(answer: Any) -> list[float]:
+    assert isinstance(answer, Answered)
+    return [row["sum"] for row in answer.rows]
+
+
+def test_items_of_a_kind_are_computed_together() -> None:
+    model = Adding()
+    found = answered(model, items([1], [1.5], [2, 3], [2.5]))
+    assert [sums(found[n]) for n in range(4)] == [[2], [2.5], [3, 4], [3.5]]
+    assert model.batches == [[1, 2, 3], [1.5, 2.5]]
+
+
+def test_a_batch_is_split_and_its_items_with_it_when_it_is_too_large() -> None:
+    model = Adding()
+    found = answered(model, items([1, 2, 3], [4, 5], is_raw=True), most=2)
+    assert model.batches == [[1, 2], [3, 4], [5]]
+    assert found[0].tensors == (WireTensor("sum", "uint8", (3,), bytes([2, 3, 4])),)
+    assert found[1].tensors == (WireTensor("sum", "uint8", (2,), bytes([5, 6])),)
+
+
+def test_the_guilty_alone_are_refused_when_the_model_raises() -> None:
+    model = Adding()
+    found = answered(model, items([1], [-1, 2], [3], []))
+    assert (sums(found[0]), sums(found[2])) == ([2], [4])
+    assert isinstance(found[1], ItemRefused) and found[1].finding.rule == "model-failed"
+    # The model computes such inputs: it is not the input's fault.
+    assert not found[1].is_input
+    assert isinstance(found[3], ItemRefused) and found[3].is_input
+    strange = answered(model, items(["text"]))[0]
+    assert isinstance(strange, ItemRefused) and strange.is_input
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_a_batch_is_halved_when_memory_runs_out(room: int) -> None:
+    model = Adding(room)
+    found = answered(model, items([1, 2, 3, 4, 5], [6], [7]))
+    assert [sums(found[n]) for n in range(3)] == [[2, 3, 4, 5, 6], [7], [8]]
+
+
+def test_a_sample_that_needs_too_much_memory_is_refused() -> None:
+    found = answered(Adding(0), items([1], [2]))
+    assert {one.finding.rule for one in found.values()} == {"out-of-memory"}
+    assert not any(one.is_input for one in found.values())
+
+
+def test_a_lost_device_ends_everything() -> None:
+    with pytest.raises(DeviceLost):
+        answered(Adding(), items([1], [-2]))
+
+
+def test_rows_are_of_each_items_own_top() -> None:
+    asked = [*items([1], top=3), BatchItem(id=5, input=ValueInput([2]))]
+    found = answered(Adding(), asked)
+    assert [found[n].rows[0]["top"] for n in (0, 5)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "size"),
+    [
+        ({}, 1),
+        ({1: 0.5}, 1),
+        ({1: 0.001, 2: 0.0015, 4: 0.0025, 8: 0.03}, 4),
+        # Twice the samples in twice the time: they would only wait.
+        ({1: 0.001, 2: 0.002, 4: 0.004}, 1),
+    ],
+)
+def test_best_size(batch_s: dict[int, float], size: int) -> None:
+    assert best_size(batch_s, 0.02) == size
