@@ -24,7 +24,7 @@ _WORDS = {
     "city": "street tram bridge market tower crowd lamp square roof bus",
     "wood": "oak moss fern path deer owl branch root bark clearing",
 }
-_SHARED = "the a of and near over under with slow old bright quiet many one".split()
+_SHARED = ["the", "a", "of", "and", "near", "over", "under", "slow", "old", "bright", "quiet"]
 
 
 class TextClassifier(nn.Module):

@@ -58,7 +58,7 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await _answer(reader, writer):
                     pass
         finally:

@@ -2,9 +2,10 @@
 
     python -m flatout.serve.load_generator
 
-gevent replaces parts of the standard library, so no other file imports this one. Locust's
-FastHttpUser builds and checks every header of every request again, which takes most of its time:
-these users speak HTTP with the parser that it uses, over a connection each.
+Locust has gevent replace parts of the standard library, so it is imported in functions: this file
+can be imported anywhere, and only its process is changed. Locust's FastHttpUser builds and checks
+every header of every request again, which takes most of its time: these users speak HTTP with the
+parser that it uses, over a connection each.
 """
 
 from __future__ import annotations
@@ -12,20 +13,11 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import sys
 from collections import deque
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
-import gevent
 import msgspec
-from gevent import socket as gevent_socket
-from gevent import ssl as gevent_ssl
-from gevent.event import AsyncResult, Event
-from geventhttpclient.response import HTTPParseError, HTTPSocketResponse
-from locust import User, task
-from locust.env import Environment
-from locust.exception import StopUser
 
 from flatout.schema.loadtest import LoadBegan, LoadEnded, LoadJob, LoadTick
 from flatout.serve.answer_check import is_expected_body
@@ -59,7 +51,10 @@ class _Connection:
     """A connection to the server, opened when it is needed."""
 
     def __init__(self, url: str, method: str, timeout_s: float) -> None:
+        from geventhttpclient.response import HTTPSocketResponse
+
         parts = urlsplit(url)
+        self._read = HTTPSocketResponse
         self._is_secure = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._address = (self._host, parts.port or (443 if self._is_secure else 80))
@@ -79,7 +74,7 @@ class _Connection:
             if self._socket is None:
                 self._socket = self._connected()
             self._socket.sendall(request)
-            response = HTTPSocketResponse(self._socket, method=self._method)
+            response = self._read(self._socket, method=self._method)
             body = response.read()
         except BaseException:
             self.close()
@@ -96,10 +91,12 @@ class _Connection:
             self._socket = None
 
     def _connected(self) -> Any:
-        connected = gevent_socket.create_connection(self._address, self._timeout_s)
-        connected.setsockopt(gevent_socket.IPPROTO_TCP, gevent_socket.TCP_NODELAY, 1)
+        from gevent import socket, ssl
+
+        connected = socket.create_connection(self._address, self._timeout_s)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._is_secure:
-            context = gevent_ssl.create_default_context()
+            context = ssl.create_default_context()
             connected = context.wrap_socket(connected, server_hostname=self._host)
         return connected
 
@@ -118,6 +115,11 @@ class _Load:
     """One job: what its users share. Times are by `elapsed_s`; the warm-up ends at began_s."""
 
     def __init__(self, job: LoadJob, records: IO[bytes], answers: JsonLines) -> None:
+        from gevent import sleep
+        from gevent.event import AsyncResult, Event
+        from geventhttpclient.response import HTTPParseError
+
+        self._sleep, self._new_ticket, self._parse_error = sleep, AsyncResult, HTTPParseError
         self.job = job
         self._records, self._answers = records, answers
         self._requests = [_request_bytes(job, body) for body in job.bodies]
@@ -131,7 +133,7 @@ class _Load:
         self._examples: dict[str, str] = {}
         # Of a schedule: connections that wait for a request, the last used one at the end, and
         # requests that wait for a connection.
-        self._idle: list[AsyncResult] = []
+        self._idle: list[Any] = []
         self._waiting: deque[float] = deque()
         self._is_sent = job.rate_per_s is None
         self.num_running = job.users
@@ -165,7 +167,7 @@ class _Load:
         while (due_s := start_s + number / rate_per_s) < self.end_s:
             left_s = due_s - elapsed_s()
             if left_s > 0:
-                gevent.sleep(left_s)
+                self._sleep(left_s)
                 continue
             number += 1
             if self._idle:
@@ -173,17 +175,17 @@ class _Load:
             else:
                 self._waiting.append(due_s)
             if number % _MOST_IN_A_ROW == 0:
-                gevent.sleep(0)
+                self._sleep(0)
         self._is_sent = True
         while self._idle:
             self._idle.pop().set(None)
 
     def report(self) -> None:
         """Writes records and a line for the screen, once a second."""
-        gevent.sleep(max(0.0, self.began_s - elapsed_s()))
+        self._sleep(max(0.0, self.began_s - elapsed_s()))
         self._answers.write(LoadBegan())
         for second in itertools.count(1):
-            gevent.sleep(max(0.0, self.began_s + second - elapsed_s()))
+            self._sleep(max(0.0, self.began_s + second - elapsed_s()))
             try:
                 self.write_tick(float(second))
             except OSError:
@@ -217,7 +219,7 @@ class _Load:
             return self._waiting.popleft(), False
         if self._is_sent:
             return None
-        ticket = AsyncResult()
+        ticket = self._new_ticket()
         self._idle.append(ticket)
         due_s = ticket.get()
         return None if due_s is None else (due_s, True)
@@ -229,7 +231,7 @@ class _Load:
             kind = ANSWERED if status < 400 else STATUS
         except TimeoutError:
             kind = TIMEOUT
-        except (OSError, HTTPParseError) as error:
+        except (OSError, self._parse_error) as error:
             kind, failure = CONNECTION, str(error) or type(error).__name__
         latency_s = elapsed_s() - due_s
         if kind == ANSWERED and self._expected:
@@ -238,7 +240,7 @@ class _Load:
         record = LoadRecord(due_s, latency_s, lag_s, len(body), status, kind, place)
         self._record(record, failure or body[:_EXAMPLE_BYTES].decode(errors="replace"))
         if kind == CONNECTION:
-            gevent.sleep(_REFUSED_PAUSE_S)
+            self._sleep(_REFUSED_PAUSE_S)
 
     def _record(self, record: LoadRecord, answer: str = "") -> None:
         self._is_refused = record.kind == CONNECTION
@@ -257,9 +259,14 @@ class _Load:
 
 def run(job: LoadJob, answers: JsonLines) -> LoadEnded:
     """Sends the requests of one job."""
+    import gevent
+    from locust import User, task
+    from locust.env import Environment
+    from locust.exception import StopUser
+
     with open(job.records, "wb") as records:
 
-        class Client(User):  # type: ignore[misc]
+        class Client(User):
             @task
             def send(self) -> None:
                 load.run_user()
@@ -301,4 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

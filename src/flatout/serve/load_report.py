@@ -92,20 +92,17 @@ def _summary(step: LoadStep) -> Iterator[str]:
 def _loads(file: LoadFile) -> Iterator[str]:
     """Latency over throughput of all loads, and their table."""
     steps = sorted(file.steps, key=lambda one: one.rate_per_s or one.users or 0)
-    known = [step for step in steps if step.latency is not None and step.answers_per_s]
+    known = [(step.answers_per_s, step.latency) for step in steps if step.latency is not None]
     limit_s = file.settings.until_latency_s
     if len(known) < 2:
         return
     curves = [
-        Curve(name, [(step.answers_per_s, value(step)) for step in known], kind, is_dotted=True)
-        for name, kind, value in (
-            ("p50", "first", lambda one: one.latency.p50_s),
-            ("p99", "second", lambda one: one.latency.p99_s),
-        )
+        Curve("p50", [(rate, found.p50_s) for rate, found in known], "first", is_dotted=True),
+        Curve("p99", [(rate, found.p99_s) for rate, found in known], "second", is_dotted=True),
     ]
     shown = [latency for curve in curves for _, latency in curve.points]
     shown += [limit_s] if limit_s is not None else []
-    x = load_charts.axis_from_zero([step.answers_per_s for step in known], _count)
+    x = load_charts.axis_from_zero([rate for rate, _ in known], _count)
     y = load_charts.axis_of_logs(shown, seconds_text)
     yield "<section><h2>Latency over throughput</h2>"
     yield f'<p class="dim">Answers per second to the right. {load_charts.legend(curves)}</p>'
@@ -160,11 +157,9 @@ def _seconds(step: LoadStep) -> Iterator[str]:
     y = load_charts.axis_from_zero(most, _count)
     yield from _over_time("Answers over time", counts, x, y)
     latencies = [
-        Curve(name, [(one.at_s, value) for one in step.seconds if (value := read(one))], kind)
-        for name, kind, read in (
-            ("p50", "first", lambda one: one.p50_s), ("p99", "second", lambda one: one.p99_s),
-        )
-    ]  # fmt: skip
+        Curve("p50", [(one.at_s, one.p50_s) for one in step.seconds if one.p50_s]),
+        Curve("p99", [(one.at_s, one.p99_s) for one in step.seconds if one.p99_s], "second"),
+    ]
     shown = [value for curve in latencies for _, value in curve.points]
     if shown:
         y = load_charts.axis_of_logs(shown, seconds_text)

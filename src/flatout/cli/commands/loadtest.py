@@ -8,7 +8,7 @@ import click
 
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.loadtest_compare import command as compare
-from flatout.cli.options import json_document
+from flatout.cli.options import Command, json_document
 
 _LOAD = (
     click.option(
@@ -63,19 +63,16 @@ _REQUEST = (
 )  # fmt: skip
 
 
-def _with(options: tuple[Any, ...]) -> Any:
-    def added(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return added
+def _request_options(command: Command) -> Command:
+    """Options about what is sent, and how much of it."""
+    for option in reversed((*_LOAD, *_REQUEST)):
+        command = option(command)
+    return command
 
 
 @click.command("loadtest", cls=LazyGroup, invoke_without_command=True)
 @click.argument("url", metavar="URL")
-@_with(_LOAD)
-@_with(_REQUEST)
+@_request_options
 @click.option(
     "--output", "outputs", multiple=True, metavar="FILE",
     help="Write the result to a .json file, or a report to a .html file; can be repeated.",
