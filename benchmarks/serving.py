@@ -122,9 +122,7 @@ def available_peers(pythons: dict[str, str]) -> list[tuple[str, str, str]]:
             f"import importlib.metadata as m, torch, {package};"
             f"print(m.version('{package.partition('.')[0]}'))"
         )
-        done = subprocess.run(
-            [python, "-c", check], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([python, "-c", check], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             found.append((name, python, done.stdout.strip().splitlines()[-1]))
         else:
@@ -144,9 +142,7 @@ def flatout_contestant(work: Work, model: str) -> Contestant:
     )
 
 
-def peer_contestants(
-    work: Work, model: str, peers: list[tuple[str, str, str]]
-) -> list[Contestant]:
+def peer_contestants(work: Work, model: str, peers: list[tuple[str, str, str]]) -> list[Contestant]:
     """The peers' programs with the weights of flatout's run."""
     weights = work.folder / f"{model}.pt"
     save_weights(work, f"serving-{model}", weights)

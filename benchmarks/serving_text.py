@@ -64,9 +64,7 @@ def example_texts(num: int, seed: int) -> tuple[list[str], list[int]]:
         words = _WORDS[LABELS[kind]].split()
         # One word in four is of another class.
         other = _WORDS[LABELS[draw(len(LABELS))]].split()
-        chosen = [
-            (words, words, other, _SHARED, _SHARED)[draw(5)] for _ in range(8 + draw(12))
-        ]
+        chosen = [(words, words, other, _SHARED, _SHARED)[draw(5)] for _ in range(8 + draw(12))]
         texts.append(" ".join(of[draw(len(of))] for of in chosen))
         classes.append(kind)
     return texts, classes

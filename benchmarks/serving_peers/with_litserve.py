@@ -36,9 +36,7 @@ OPTIONS = served_model.options()
 
 if __name__ == "__main__":
     settings = OPTIONS.settings
-    api = PredictApi(
-        max_batch_size=settings["batch"], batch_timeout=settings.get("wait_s", 0.0)
-    )
+    api = PredictApi(max_batch_size=settings["batch"], batch_timeout=settings.get("wait_s", 0.0))
     server = litserve.LitServer(
         api, accelerator="cpu", workers_per_device=settings.get("workers", 1),
         fast_queue=settings.get("fast_queue", False),

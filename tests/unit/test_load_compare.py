@@ -117,9 +117,7 @@ def test_compare_when_nothing_was_answered() -> None:
     empty = load_file(100, 0.02)
     step = msgspec.structs.replace(empty.steps[0], num_answered=0, latency=None)
     with pytest.raises(UsageError) as raised:
-        load_compare.compare(
-            load_file(1, 1), msgspec.structs.replace(empty, steps=(step,)), NAMES
-        )
+        load_compare.compare(load_file(1, 1), msgspec.structs.replace(empty, steps=(step,)), NAMES)
     assert raised.value.rule == "loadtest-nothing-to-compare"
 
 

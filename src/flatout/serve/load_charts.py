@@ -92,9 +92,7 @@ def plot(curves: Sequence[Curve], x: Axis, y: Axis, limit: float | None = None) 
 
 def legend(curves: Sequence[Curve]) -> str:
     """The names of lines in their colors."""
-    return "".join(
-        f'<span class="{curve.kind}">{escape(curve.name)}</span> ' for curve in curves
-    )
+    return "".join(f'<span class="{curve.kind}">{escape(curve.name)}</span> ' for curve in curves)
 
 
 def _from_top(y: Axis, value: float) -> float:

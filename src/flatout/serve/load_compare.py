@@ -129,9 +129,7 @@ def _measured_changes(first: LoadStep, second: LoadStep) -> Iterator[LoadChange]
     counted = iter(statistics.discoveries([p for change, p in found if change.ratio is not None]))
     for (change, _), (before, after) in zip(found, values, strict=True):
         is_discovered = change.ratio is not None and next(counted)
-        yield _judged(
-            msgspec.structs.replace(change, first=before, second=after), is_discovered
-        )
+        yield _judged(msgspec.structs.replace(change, first=before, second=after), is_discovered)
 
 
 def _rates(step: LoadStep) -> list[float]:
@@ -149,9 +147,7 @@ def _change(
     name: str, before: list[float], after: list[float], *, is_rate: bool
 ) -> tuple[LoadChange, float]:
     """Ratio of the medians of the seconds, above 1 is better; and its p-value."""
-    change = LoadChange(
-        name=name, unit="answers/s" if is_rate else "s", first=0.0, second=0.0
-    )
+    change = LoadChange(name=name, unit="answers/s" if is_rate else "s", first=0.0, second=0.0)
     least = min(len(before), len(after))
     if least < statistics.LEAST_SAMPLES:
         why = f"{counted_text(least, 'second')}; at least {statistics.LEAST_SAMPLES} are needed"

@@ -17,6 +17,7 @@ from flatout.system import atomic_files, http_call
 from flatout.system.http_call import HttpReply
 
 _PATH = "/predict"
+_DURATION_S, _STEP_S = 30.0, 5.0
 _SHOWN = 300
 _JSON = "application/json"
 
@@ -37,6 +38,21 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[str, ...] = ()
     token: str | None = None
     check: str | None = None
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether requests are sent on a schedule."""
+        return self.rate_per_s is not None
+
+    @property
+    def first_level(self) -> float:
+        """Its rate or its users; the first ones, where the load rises."""
+        return self.rate_per_s or float(self.users or 1)
+
+    @property
+    def measured_s(self) -> float:
+        """How long each load is measured."""
+        return self.duration_s or (_DURATION_S if self.until_latency_s is None else _STEP_S)
 
 
 class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,4 +330,3 @@ def short(text: str) -> str:
     """The beginning of what a server said, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else line[:_SHOWN] + " ..."
-

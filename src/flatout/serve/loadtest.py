@@ -7,7 +7,7 @@ import importlib.util
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from flatout.schema.loadtest import (
     LoadStep,
     LoadTick,
 )
+from flatout.schema.tuning import Load
 from flatout.schema.units import counted_text
 from flatout.serve import load_records, load_search, server_metrics
 from flatout.serve.load_target import LoadRequest, LoadTarget, find_target, short
@@ -32,7 +33,6 @@ from flatout.system import atomic_files, clock, cpu_name, port_owner
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
 
-_DURATION_S, _STEP_DURATION_S = 30.0, 5.0
 # Of a schedule: with more answers outstanding than connections, requests wait, and are timed.
 _LEAST_CONNECTIONS, _MOST_CONNECTIONS = 16, 400
 # So much of a core, and the generator itself may be what is slow; so late, and it is.
@@ -104,7 +104,7 @@ class LoadTest:
         process = self._open.enter_context(
             JsonProcess(sys.executable, "flatout.serve.load_generator")
         )
-        level: float | None = self._first_level
+        level: float | None = self._request.first_level
         while level is not None:
             self._measured = _Measured(
                 self._job(level, folder), self._target, level, request.until_latency_s
@@ -129,9 +129,9 @@ class LoadTest:
         assert self._target is not None
         best = None
         if self._request.until_latency_s is not None:
-            level = load_search.best_level(self._levels)
+            level = load_search.best_level(_levels(self._steps))
             best = next(
-                (place for place, one in enumerate(self._levels) if one[0] == level), None
+                (place for place, one in enumerate(_levels(self._steps)) if one[0] == level), None
             )
         elif self._steps:
             best = 0
@@ -143,38 +143,25 @@ class LoadTest:
             steps=tuple(self._steps),
             best=best,
             is_interrupted=self._is_interrupted,
-            warnings=tuple(self._warnings()),
+            warnings=tuple(_warnings(self._steps, self._others())),
         )
         return msgspec.structs.replace(file, finding=_finding(file))
 
-    @property
-    def _is_rate(self) -> bool:
-        return self._request.rate_per_s is not None
-
-    @property
-    def _first_level(self) -> float:
-        return self._request.rate_per_s or float(self._request.users or 1)
-
-    @property
-    def _duration_s(self) -> float:
-        is_search = self._request.until_latency_s is not None
-        return self._request.duration_s or (_STEP_DURATION_S if is_search else _DURATION_S)
-
-    @property
-    def _levels(self) -> list[tuple[float, bool]]:
-        return [
-            (step.rate_per_s or float(step.users or 0), bool(step.is_held)) for step in self._steps
-        ]
+    def _others(self) -> Load | None:
+        """What other programs took; unknown where the server, on this machine, is one of them."""
+        assert self._target is not None
+        is_local = port_owner.is_this_machine(self._target.host)
+        return None if is_local or self._watch is None else self._watch.load()
 
     def _settings(self, target: LoadTarget) -> LoadSettings:
         request = self._request
         return LoadSettings(
             url=target.url,
             method=target.method,
-            users=None if self._is_rate else int(self._first_level),
+            users=None if self._request.is_rate else int(self._request.first_level),
             rate_per_s=request.rate_per_s,
             until_latency_s=request.until_latency_s,
-            duration_s=self._duration_s,
+            duration_s=self._request.measured_s,
             warmup_s=request.warmup_s,
             timeout_s=request.timeout_s,
             num_inputs=len(target.bodies),
@@ -193,10 +180,10 @@ class LoadTest:
             headers=self._target.headers,
             bodies=self._target.bodies,
             expected=self._target.expected,
-            users=connections if self._is_rate else int(level),
-            rate_per_s=level if self._is_rate else None,
+            users=connections if self._request.is_rate else int(level),
+            rate_per_s=level if self._request.is_rate else None,
             warmup_s=self._request.warmup_s,
-            duration_s=self._duration_s,
+            duration_s=self._request.measured_s,
             timeout_s=self._request.timeout_s,
             records=str(Path(folder) / "records"),
         )
@@ -211,29 +198,10 @@ class LoadTest:
             return None
         if self._steps[-1].is_generator_late and not self._steps[-1].is_held:
             return None
-        most = math.inf if self._is_rate else float(_MOST_CONNECTIONS)
-        return load_search.next_level(self._levels, is_whole=not self._is_rate, most=most)
-
-    def _warnings(self) -> Iterator[str]:
-        late = [step for step in self._steps if step.is_generator_late]
-        if late:
-            yield (
-                "the generator itself was at its limit"
-                f"{f' in {len(late)} of {len(self._steps)} loads' if len(self._steps) > 1 else ''}:"
-                " latencies and rates are partly its own; run it on another machine, or with less"
-                " load"
-            )
-        few = min((step.num_requests for step in self._steps), default=_LEAST_REQUESTS)
-        if few < _LEAST_REQUESTS:
-            yield (
-                f"{counted_text(few, 'request')} in a load: its p99 depends on a few of them;"
-                " measure longer (--duration)"
-            )
-        load = None if self._watch is None else self._watch.load()
-        is_local = self._target is not None and port_owner.is_this_machine(self._target.host)
-        # On this machine, the server is one of the others.
-        if load is not None and load.is_busy and not is_local:
-            yield f"other programs used {load.text} of the generator's machine"
+        most = math.inf if self._request.is_rate else float(_MOST_CONNECTIONS)
+        return load_search.next_level(
+            _levels(self._steps), is_whole=not self._request.is_rate, most=most
+        )
 
 
 class _Measured:
@@ -352,6 +320,28 @@ class _Measured:
             return {"server_cpus": None, "unread": {"server_cpus": why}}
         used_s = port_owner.cpu_s_between(self._cpu_before, self._cpu_after)
         return {"server_cpus": used_s / took_s}
+
+
+def _levels(steps: Sequence[LoadStep]) -> list[tuple[float, bool]]:
+    return [(step.rate_per_s or float(step.users or 0), bool(step.is_held)) for step in steps]
+
+
+def _warnings(steps: Sequence[LoadStep], others: Load | None) -> Iterator[str]:
+    late = sum(step.is_generator_late for step in steps)
+    if late:
+        where = f" in {late} of {len(steps)} loads" if len(steps) > 1 else ""
+        yield (
+            f"the generator itself was at its limit{where}: latencies and rates are partly its own;"
+            " run it on another machine, or with less load"
+        )
+    few = min((step.num_requests for step in steps), default=_LEAST_REQUESTS)
+    if few < _LEAST_REQUESTS:
+        yield (
+            f"{counted_text(few, 'request')} in a load: its p99 depends on a few of them; measure"
+            " longer (--duration)"
+        )
+    if others is not None and others.is_busy:
+        yield f"other programs used {others.text} of the generator's machine"
 
 
 def _machine_text() -> str:

@@ -32,9 +32,7 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
 def read(target: LoadTarget) -> ServerCounts | None:
     """Reads /metrics; None if the server does not give them in time."""
     try:
-        reply = http_call.call(
-            target.base + "/metrics", headers=target.headers, timeout_s=_LIMIT_S
-        )
+        reply = http_call.call(target.base + "/metrics", headers=target.headers, timeout_s=_LIMIT_S)
     except (OSError, http.client.HTTPException):
         return None
     return parsed(reply.text) if reply.status == 200 else None
