@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 PEERS = HERE / "serving_peers"
 GENERATOR = HERE.parent / "tests" / "support" / "http_load.py"
-START_LIMIT_S = 180.0
+START_LIMIT_S = 120.0
 NUM_BODIES = 64
 
 
