@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -112,7 +113,7 @@ def main() -> int:
         print(f"limit     {limit:,.0f} answers/s with p99 <= 50 ms")
         rate = options.load * limit
         job = http_load.Job(
-            port=port, path="/predict", bodies=bodies, expected=known, users=128, rate_per_s=rate,
+            port=port, path="/predict", bodies=bodies, expected=known, users=512, rate_per_s=rate,
             warmup_s=2.0, duration_s=60 * options.minutes, records=str(work.folder / "records"),
         )  # fmt: skip
         attack(work, job, server, soak)
@@ -174,22 +175,27 @@ def attack(work: Work, job: http_load.Job, server: psutil.Process, soak: Soak) -
     swaps_at_s = {1: job.duration_s / 3, 0: 2 * job.duration_s / 3}
     swaps_at_s = {to: _off_kills(at_s) for to, at_s in swaps_at_s.items()}
     kill_at_s, sample_at_s = KILL_EVERY_S / 3, 0.0
+    swapping: threading.Thread | None = None
     while process.poll() is None:
         now_s = time.time() - began_s
         if now_s >= sample_at_s:
             soak.memory.append(memory_sample(server, now_s))
-            sample_at_s += SAMPLE_EVERY_S
+            sample_at_s = now_s + SAMPLE_EVERY_S
         if kill_at_s <= now_s < job.duration_s - 5:
             kill_replica(server, soak)
             kill_at_s += KILL_EVERY_S
         for to, at_s in list(swaps_at_s.items()):
             if now_s >= at_s:
-                swap(work, job.port, to, soak)
+                # It takes as long as a replica needs to start; kills do not wait for it.
+                swapping = threading.Thread(target=swap, args=(work, job.port, to, soak))
+                swapping.start()
                 del swaps_at_s[to]
         if not server.is_running():
             soak.problems.append("the server has ended")
             break
         time.sleep(0.1)
+    if swapping is not None:
+        swapping.join()
     result = msgspec.json.decode(process.stdout.read(), type=http_load.LoadResult)
     print(f"load      {result.num_requests:,} requests, generator {result.cpus:.2f} CPUs")
 

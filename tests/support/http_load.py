@@ -74,13 +74,17 @@ LIMIT_S = 0.05
 
 
 class _Client(asyncio.Protocol):
-    """One connection; due_s: of the request that it waits for, else None."""
+    """One connection; due_s: of the request that it waits for, else None.
+
+    sent_s: when it was sent. A client's patience begins then; the latency, when it was due.
+    """
 
     def __init__(self, load: _Load) -> None:
         self._load = load
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
         self.due_s: float | None = None
+        self.sent_s = 0.0
         self.place = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,7 +94,7 @@ class _Client(asyncio.Protocol):
     def send(self, due_s: float, place: int) -> None:
         """Sends a request."""
         assert self._transport is not None
-        self.due_s, self.place = due_s, place
+        self.due_s, self.place, self.sent_s = due_s, place, time.perf_counter()
         self._transport.write(self._load.requests[place])
 
     def abort(self) -> None:
@@ -125,7 +129,7 @@ class _Client(asyncio.Protocol):
         due_s, self.due_s = self.due_s, None
         self._load.is_gone(self)
         if due_s is not None:
-            self._load.unanswered(due_s, self.place)
+            self._load.unanswered(self, due_s)
 
 
 class _Load:
@@ -198,15 +202,15 @@ class _Load:
                 self.num_wrong += not matched
         self._write(due_s, latency_s, status, place, matched)
 
-    def unanswered(self, due_s: float, place: int) -> None:
+    def unanswered(self, client: _Client, due_s: float) -> None:
         """A connection was closed while its request had no answer."""
-        latency_s = time.perf_counter() - due_s
-        is_late = latency_s >= self._job.timeout_s
+        now = time.perf_counter()
+        latency_s, is_late = now - due_s, now - client.sent_s >= self._job.timeout_s
         if due_s < self.began_s:
             return
         self.num_timed_out += is_late
         self.num_lost += not is_late
-        self._write(due_s, latency_s, 0, place, TIMED_OUT if is_late else LOST)
+        self._write(due_s, latency_s, 0, client.place, TIMED_OUT if is_late else LOST)
 
     def _write(self, due_s: float, latency_s: float, status: int, place: int, what: int) -> None:
         if self._records is not None:
@@ -253,7 +257,7 @@ class _Load:
             await asyncio.sleep(_SWEEP_S)
             limit_s = time.perf_counter() - self._job.timeout_s
             for client in list(self._clients):
-                if client.due_s is not None and client.due_s < limit_s:
+                if client.due_s is not None and client.sent_s < limit_s:
                     client.abort()
 
 
