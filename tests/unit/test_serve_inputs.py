@@ -119,13 +119,15 @@ def test_predict_requests_when_the_model_takes_several_tensors() -> None:
         ({"inputs": [1]}, "input-shape-wrong"),
         ({"inputs": [[]]}, "input-shape-wrong"),
         ({"inputs": [[1, 2], [1]]}, "input-shape-wrong"),
-        ({"inputs": [[1, [2]]]}, "input-shape-wrong"),
+        ({"inputs": [[[1], 2]]}, "input-shape-wrong"),
+        ({"inputs": [[1, [2]]]}, "input-type-wrong"),
         ({"inputs": [[1, "2"]]}, "input-type-wrong"),
         ({"inputs": [[1, None]]}, "input-type-wrong"),
         ({"inputs": [[1, True]]}, "input-type-wrong"),
         ({"inputs": [[1, {}]]}, "input-type-wrong"),
         ({"inputs": [[1, 1e300]]}, "input-not-finite"),
         (b'{"inputs": [[1, ' + b"9" * 400 + b"]]}", "input-type-wrong"),
+        (b'{"inputs": [[1, ' + b"9" * 5000 + b"]]}", "input-type-wrong"),
         (b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json-too-deep"),
         (b'{"input": ' + b"[" * 100 + b"1" + b"]" * 100 + b"}", "json-too-deep"),
         ({"input": "a text"}, "input-kind-not-accepted"),
@@ -247,9 +249,12 @@ def npy(shape: tuple[int, ...], dtype: str = "float32") -> bytes:
 
 def bomb_png(width: int, height: int) -> bytes:
     """A PNG that says it is that large, and has no pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    crc = struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + crc
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +289,8 @@ def test_suffix_of_images(magic: bytes, suffix: str) -> None:
         (npy((2, 2))[:-1], "file-damaged"),
         (npy((2, 2)) + b"more", "file-damaged"),
         (npy((2, 2)).replace(b"(2, 2)", b"(9**9)"), "file-damaged"),
-        (npy((2, 2)).replace(b"(2, 2),", b"(99999, 99999),"), "file-damaged"),
+        (npy((2, 2)).replace(b"(2, 2),", b"(99999, 99999),"), "file-too-large"),
+        (npy((2, 2)).replace(b"(2, 2)", b"(2, -2)"), "file-damaged"),
         (npy((2,), "object"), "file-damaged"),
         (npy((2**19,)), "file-too-large"),
         (b"\x93NUMPY\x01\x00\xff\xff", "file-damaged"),

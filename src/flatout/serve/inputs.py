@@ -167,7 +167,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
             because=str(error),
             fix="see /docs for the form and an example",
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
+        # ValueError: not UTF-8, or a number of thousands of digits.
         raise UsageError(
             "body-not-readable",
             "the body of the request is not JSON.",
