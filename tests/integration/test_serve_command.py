@@ -94,7 +94,7 @@ class Served:
 
 
 def is_same(document: Any, other: Any) -> bool:
-    """Whether predictions are equal but for rounding: a new replica chooses again how to compute."""
+    """Whether predictions are equal but for rounding: a new replica may compute otherwise."""
     (row,), (other_row,) = document["predictions"][0], other["predictions"][0]
     close = pytest.approx(other_row["probability"], rel=1e-4)
     return row["probability"] == close and document["model"] == other["model"]
