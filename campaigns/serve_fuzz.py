@@ -2,10 +2,11 @@
 
     python campaigns/serve_fuzz.py [--minutes 5] [--folder FOLDER]
 
-atheris (`pip install atheris`, Linux) changes bodies so that they reach more of the code: JSON, multipart,
-files and texts of `POST /predict`, the v2 protocol with binary tensors, compressed bodies. Each must
-become inputs that fit the model, or a FlatoutError. The campaign ends at the first that does not: its
-bytes are in the folder. Exits with 1 then, and if a body takes longer than 5 s or 2 GiB.
+atheris (`pip install atheris`, Linux) changes bodies so that they reach more of the code: JSON,
+multipart, files and texts of `POST /predict`, the v2 protocol with binary tensors, compressed
+bodies. Each must become inputs that fit the model, or a FlatoutError. The campaign ends at the
+first that does not: its bytes are in the folder. Exits with 1 then, and if a body takes longer than
+5 s or 2 GiB.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def main() -> int:
     """Fuzzes for some minutes and writes the result; 1 if a body broke a decoder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--folder", type=Path, help="keeps bodies that reached new code, and a bad one")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps bodies that reached new code, and a bad one"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="output folder")
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="serve-fuzz-"))
@@ -121,8 +124,8 @@ def main() -> int:
         decode(body)
         (folder / name).write_bytes(body)
     command = [
-        sys.executable, __file__, "--child", str(folder), f"-max_total_time={asked.minutes * 60:.0f}",
-        f"-artifact_prefix={folder}/bad-", *_OPTIONS,
+        sys.executable, __file__, "--child", str(folder),
+        f"-max_total_time={asked.minutes * 60:.0f}", f"-artifact_prefix={folder}/bad-", *_OPTIONS,
     ]  # fmt: skip
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     count = re.search(r"number_of_executed_units: (\d+)", done.stderr)

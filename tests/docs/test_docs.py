@@ -291,8 +291,8 @@ def rules_in(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        # click has a UsageError of its own; ours are imported by name. A class of errors with one id
-        # names it in its __init__.
+        # click has a UsageError of its own; ours are imported by name. A class of errors with one
+        # id names it in its __init__.
         is_class = isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"
         is_named = isinstance(node.func, ast.Name) and node.func.id in BAD_NEWS
         if not is_named and not (is_class and _is_rule(node.args[:1])):

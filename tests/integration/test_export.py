@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -71,6 +73,12 @@ def test_onnx_answers_as_the_run_and_is_served_without_torch(
     assert written.checked.batch_sizes == (1, 3, 64) and written.checked.data == "validation"
     assert written.checked.difference <= written.checked.tolerance
     assert_served(open_onnx(ReplicaStart(model=str(file), num_threads=1)), digits)
+
+
+def test_an_onnx_file_is_served_without_torch() -> None:
+    modules = "flatout.engine.serve.worker, flatout.engine.serve.onnx_model"
+    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_pt2_answers_as_the_run_and_is_served(digits: RunFolder, tmp_path: Path) -> None:

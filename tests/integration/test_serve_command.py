@@ -93,6 +93,13 @@ class Served:
         return self.process.wait(LIMIT_S)
 
 
+def is_same(document: Any, other: Any) -> bool:
+    """Whether predictions are equal but for rounding: a new replica may compute otherwise."""
+    (row,), (other_row,) = document["predictions"][0], other["predictions"][0]
+    close = pytest.approx(other_row["probability"], rel=1e-4)
+    return row["probability"] == close and document["model"] == other["model"]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = Place(tmp_path_factory.mktemp("serve"))
@@ -123,7 +130,8 @@ def test_run_answers_requests_and_stops_in_good_order(serve: Any) -> None:
     assert served.ready["model"]["device"] == "cpu"
     status, document = served.predict()
     assert status == 200, document
-    assert served.predict({"nothing": "of this"})[0] == 422
+    assert served.predict({"nothing": "of this"})[0] == 400
+    assert served.predict({"input": [1, 2]})[0] == 422
     with urllib.request.urlopen(f"{served.url}/v2/health/ready", timeout=10) as response:
         assert response.status == 200
     assert served.stop() == 0
@@ -141,7 +149,7 @@ def test_printed_curl_gets_an_answer(serve: Any) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == served.predict()[1]
+    assert is_same(json.loads(done.stdout), served.predict()[1])
 
 
 def test_swap_and_back(serve: Any, place: Place) -> None:
@@ -153,7 +161,7 @@ def test_swap_and_back(serve: Any, place: Place) -> None:
     after = served.predict()[1]
     assert after != before
     assert place.run("serve", "swap", "--back").returncode == 0
-    assert served.predict()[1] == before
+    assert is_same(served.predict()[1], before)
     assert [event["model"]["name"] for event in served.events if event["event"] == "swapped"] == [
         "second", "first",
     ]  # fmt: skip
@@ -169,7 +177,7 @@ def test_killed_replica_is_started_again(serve: Any) -> None:
     replicas[0].kill()
     served.wait_for("replica-lost")
     # It waits for the new one.
-    assert served.predict() == (200, before)
+    assert is_same(served.predict()[1], before)
     served.wait_for("replica-restored")
 
 

@@ -113,7 +113,8 @@ class Replica:
         self.send(
             *(answer for answer in answers if answer is not None),
             BatchDone(
-                first=batch.items[0].id, num_samples=sum(sizes),
+                first=batch.items[0].id,
+                num_samples=sum(sizes),
                 compute_s=time.perf_counter() - began_s,
             ),
         )

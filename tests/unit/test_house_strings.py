@@ -26,6 +26,8 @@ TEMPLATES = {
     "monitor/advice_words.py": "words of advice, filled in by format",
     "monitor/grafana_dashboard.py": "selectors of PromQL, with Grafana's variables",
     "runs/scaffold/sources.py": "pieces of a program that `flatout new` writes",
+    "serve/application.py": "paths of routes, with their parameters",
+    "serve/openapi_document.py": "paths of routes, with their parameters",
     "setup/env/export.py": "Jupyter's own placeholder in kernel.json",
     "setup/host/windows_script.py": "the template of a request, filled in by format",
     "tune/emit/code_data.py": "pieces of a program that `flatout tune` writes",

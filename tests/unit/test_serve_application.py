@@ -209,7 +209,10 @@ def test_metrics_when_requests_were_answered() -> None:
 def test_predict_when_the_client_leaves() -> None:
     dispatcher = LinearDispatcher(delay_s=30)
     body = b'{"input": [1, 2, 3, 4]}'
-    request = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
     with serving(dispatcher) as address, client_of(address) as client:
         host, port = address.split(":")
         connection = socket.create_connection((host, int(port)))

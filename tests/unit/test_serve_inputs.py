@@ -30,9 +30,7 @@ LIMITS = ServeLimits(
 
 def model_with(*shape: int | None, dtype: str = "float32", **more: Any) -> ServedModel:
     spec = TensorSpec(name="x", dtype=dtype, shape=(None, *shape))
-    return ServedModel(
-        name="m", version="1", format="run", inputs=(spec,), max_samples=8, **more
-    )
+    return ServedModel(name="m", version="1", format="run", inputs=(spec,), max_samples=8, **more)
 
 
 def read(body: bytes | object, model: ServedModel, kind: str = "application/json") -> Any:
@@ -50,6 +48,12 @@ def tensor_of(requests: tuple[InferRequest, ...]) -> WireTensor:
     (request,) = requests
     assert isinstance(request.input, TensorInput)
     return request.input.tensors[0]
+
+
+def value_of(request: InferRequest) -> Any:
+    """What a replica gets."""
+    sent = msgspec.msgpack.encode(request.input)
+    return msgspec.msgpack.decode(sent, type=ValueInput).value
 
 
 def test_predict_requests_when_numbers_are_nested() -> None:
@@ -95,7 +99,9 @@ def test_predict_requests_when_the_model_takes_several_tensors() -> None:
     (request,) = read({"inputs": [{"a": [1, 2], "b": True}, {"b": False, "a": [3, 4]}]}, model)
     assert [tensor.shape for tensor in request.input.tensors] == [(2, 2), (2,)]
     assert request.input.tensors[1].data == b"\x01\x00"
-    assert rule_of({"inputs": [{"a": [1, 2], "b": True}, {"a": [1, 2]}]}, model) == "request-invalid"
+    assert (
+        rule_of({"inputs": [{"a": [1, 2], "b": True}, {"a": [1, 2]}]}, model) == "request-invalid"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,13 +125,16 @@ def test_predict_requests_when_the_model_takes_several_tensors() -> None:
         ({"inputs": [1]}, "input-shape-wrong"),
         ({"inputs": [[]]}, "input-shape-wrong"),
         ({"inputs": [[1, 2], [1]]}, "input-shape-wrong"),
-        ({"inputs": [[1, [2]]]}, "input-shape-wrong"),
+        ({"inputs": [[[1], 2]]}, "input-shape-wrong"),
+        ({"inputs": [[1, [2]]]}, "input-type-wrong"),
         ({"inputs": [[1, "2"]]}, "input-type-wrong"),
         ({"inputs": [[1, None]]}, "input-type-wrong"),
         ({"inputs": [[1, True]]}, "input-type-wrong"),
         ({"inputs": [[1, {}]]}, "input-type-wrong"),
         ({"inputs": [[1, 1e300]]}, "input-not-finite"),
         (b'{"inputs": [[1, ' + b"9" * 400 + b"]]}", "input-type-wrong"),
+        (b'{"inputs": [[1, ' + b"9" * 5000 + b"]]}", "request-invalid"),
+        (b'{"inputs": [[1, 1e999]]}', "request-invalid"),
         (b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json-too-deep"),
         (b'{"input": ' + b"[" * 100 + b"1" + b"]" * 100 + b"}", "json-too-deep"),
         ({"input": "a text"}, "input-kind-not-accepted"),
@@ -136,13 +145,12 @@ def test_predict_requests_when_the_model_takes_several_tensors() -> None:
     ],
 )  # fmt: skip
 def test_predict_requests_when_the_body_is_wrong(body: bytes | object, rule: str) -> None:
-    found = rule_of(body, model_with(2))
-    # msgspec reads integers of any length, or none that long.
-    assert found == rule or (rule == "input-type-wrong" and found == "body-not-readable")
+    assert rule_of(body, model_with(2)) == rule
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value"), [("int64", 1.5), ("uint8", 256), ("uint8", -1), ("bool", 1), ("int32", 2**40)]
+    ("dtype", "value"),
+    [("int64", 1.5), ("uint8", 256), ("uint8", -1), ("bool", 1), ("int32", 2**40)],
 )
 def test_predict_requests_when_a_number_does_not_fit_the_dtype(dtype: str, value: object) -> None:
     assert rule_of({"inputs": [[value]]}, model_with(1, dtype=dtype)) == "input-type-wrong"
@@ -162,10 +170,11 @@ def test_predict_requests_when_the_model_takes_other_kinds() -> None:
     )
     assert text.input == TextInput("hello")
     assert file.input == FileInput(b"hi")
-    assert value.input == ValueInput({"age": [3, None]})
+    assert value_of(value) == {"age": [3, None]}
     assert (text.top, text.deadline_s) == (2, 0.5)
     # Numbers too: `decode` may scale them.
-    assert read({"input": [1, 2]}, model)[0].input == ValueInput([1, 2])
+    assert value_of(read({"input": [1, 2]}, model)[0]) == [1, 2]
+    assert rule_of(b'{"input": 99999999999999999999}', model) == "request-invalid"
     plain = model_with(2, accepts=("tensors", "value"))
     assert tensor_of(read({"input": [1, 2]}, plain)).shape == (1, 2)
     assert rule_of({"input": {"a": 1}}, plain) == "input-kind-not-accepted"
@@ -247,9 +256,12 @@ def npy(shape: tuple[int, ...], dtype: str = "float32") -> bytes:
 
 def bomb_png(width: int, height: int) -> bytes:
     """A PNG that says it is that large, and has no pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    crc = struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + crc
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +296,8 @@ def test_suffix_of_images(magic: bytes, suffix: str) -> None:
         (npy((2, 2))[:-1], "file-damaged"),
         (npy((2, 2)) + b"more", "file-damaged"),
         (npy((2, 2)).replace(b"(2, 2)", b"(9**9)"), "file-damaged"),
-        (npy((2, 2)).replace(b"(2, 2),", b"(99999, 99999),"), "file-damaged"),
+        (npy((2, 2)).replace(b"(2, 2),", b"(99999, 99999),"), "file-too-large"),
+        (npy((2, 2)).replace(b"(2, 2)", b"(2, -2)"), "file-damaged"),
         (npy((2,), "object"), "file-damaged"),
         (npy((2**19,)), "file-too-large"),
         (b"\x93NUMPY\x01\x00\xff\xff", "file-damaged"),
@@ -392,7 +405,9 @@ def test_file_input_when_a_file_is_changed(data: bytes, position: int, change: b
     for kind in ("application/octet-stream", KIND):
         _read_or_refused(changed, kind, FUZZED[1])
     _read_or_refused(
-        b'{"input": {"base64": "' + base64.b64encode(changed) + b'"}}', "application/json", FUZZED[1]
+        b'{"input": {"base64": "' + base64.b64encode(changed) + b'"}}',
+        "application/json",
+        FUZZED[1],
     )
 
 

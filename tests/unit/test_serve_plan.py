@@ -16,10 +16,10 @@ from flatout.system.cpu_name import num_usable_cores
 from flatout.system.server_socket import is_loopback, listening_socket
 
 
-def source(device: str = "cpu", num_gpus: int = 0, **fixed: object) -> ModelSource:
+def source(trained_on: str = "cpu", num_gpus: int = 0, **fixed: object) -> ModelSource:
     start = ReplicaStart(model="/runs/digits-0001", fixed=fixed)
     return ModelSource(
-        name="digits-0001", python="/p", start=start, device=device, num_gpus=num_gpus
+        name="digits-0001", python="/p", start=start, device=trained_on, num_gpus=num_gpus
     )  # fmt: skip
 
 

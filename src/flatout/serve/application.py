@@ -1,7 +1,7 @@
 """The HTTP application of `flatout serve`: routes, token, errors and metrics.
 
-FastAPI has the routes and /docs. Its middleware and pydantic are left out, since a request of a small
-model takes less time than they do: routes are ASGI functions behind one layer, `_Gate`.
+FastAPI has the routes and /docs. Its middleware and pydantic are left out, since a request of a
+small model takes less time than they do: routes are ASGI functions behind one layer, `_Gate`.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ class _Gate:
             route = scope.get("flatout.route", "other")
             self._metrics.count(route, status or _CLIENT_LEFT, elapsed_s() - began_s)
 
-    async def _refuse(
-        self, error: Exception, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(_as_flatout_error(error, scope))
         if isinstance(error, HTTPException):
             response.headers.update(error.headers or {})
@@ -201,7 +199,7 @@ def check_token(scope: Scope, token: str) -> None:
 
 
 def _as_flatout_error(error: Exception, scope: Scope) -> FlatoutError:
-    """What a client sees of an exception. Its traceback goes to the log, if it is a fault of ours."""
+    """What a client sees of an exception; the traceback of a fault of ours goes to the log."""
     if isinstance(error, FlatoutError):
         return error
     path = str(scope["path"])[:100]
@@ -299,7 +297,7 @@ class _Routes:
         raise ServerBusy("models were swapped while it was computed", 1.0)
 
     async def _submit_all(self, requests: Sequence[InferRequest]) -> list[Answer]:
-        """Half of the queue at a time: a request with many inputs must not need more than it has."""
+        """Half of the queue at a time: a request may have more inputs than the queue has room."""
         window = max(1, self._dispatcher.state().max_queue // 2)
         answers: list[Answer] = []
         for start in range(0, len(requests), window):
@@ -307,9 +305,7 @@ class _Routes:
             answers += await _all_of([self._dispatcher.submit(one) for one in part])
         return answers
 
-    async def _stream(
-        self, request: InferRequest, model: ServedModel, receive: Receive
-    ) -> ASGIApp:
+    async def _stream(self, request: InferRequest, model: ServedModel, receive: Receive) -> ASGIApp:
         if not model.can_stream:
             raise UsageError(
                 "model-cannot-stream",
@@ -344,9 +340,7 @@ class _Routes:
 
     async def server(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /v2."""
-        return _json(
-            {"name": "flatout", "version": __version__, "extensions": EXTENSIONS}
-        )
+        return _json({"name": "flatout", "version": __version__, "extensions": EXTENSIONS})
 
     async def live(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /health/live."""

@@ -1,7 +1,7 @@
 """Requests to `POST /predict`: from bytes to inputs that fit the model. Pure.
 
-An input is one sample: numbers (nested lists; an object of them by name where the model takes several
-tensors), a text, `{"base64": "..."}`, or any JSON value for the experiment's `decode`.
+An input is one sample: numbers (nested lists; an object of them by name where the model takes
+several tensors), a text, `{"base64": "..."}`, or any JSON value for the experiment's `decode`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
             because=str(error),
             fix="see /docs for the form and an example",
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
+        # ValueError: not UTF-8, or a number of thousands of digits.
         raise UsageError(
             "body-not-readable",
             "the body of the request is not JSON.",
@@ -219,10 +220,22 @@ def _other_input(value: Any, model: ServedModel, limits: ServeLimits) -> AnyInpu
     if isinstance(value, str) and "text" in model.accepts:
         return TextInput(value)
     if takes_values(model):
-        return ValueInput(value)
+        return _value_input(value)
     if isinstance(value, list | int | float) and "tensors" not in model.accepts:
         raise _not_accepted("tensors", model)
     raise _not_accepted("text" if isinstance(value, str) else "value", model)
+
+
+def _value_input(value: Any) -> ValueInput:
+    """A JSON value, already as a message to a replica has it: that has no larger integers."""
+    try:
+        return ValueInput(msgspec.Raw(msgspec.msgpack.encode(value)))
+    except OverflowError as error:
+        raise UsageError(
+            "request-invalid",
+            "the request has an integer of more than 64 bits.",
+            fix="send it as a text or a fraction",
+        ) from error
 
 
 def _from_base64(text: Any) -> bytes:

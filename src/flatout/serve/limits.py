@@ -16,8 +16,8 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a request.
 
     body_bytes: of a body, also after it was decompressed. body_s: until all of it has arrived.
-    tensor_bytes: of one tensor. num_inputs: inputs or samples. json_depth: nested lists and objects.
-    image_pixels: of all frames' size; file_bytes: of what a compressed file contains.
+    tensor_bytes: of one tensor. num_inputs: inputs or samples. json_depth: of nested lists and
+    objects. image_pixels: of an image, by its header; file_bytes: of a compressed file's content.
     """
 
     body_bytes: int = 64 << 20

@@ -32,7 +32,7 @@ from flatout.serve.limits import ServeLimits, check_num_inputs, num_elements
 from flatout.serve.uploaded_files import decoded_text, file_input
 
 EXTENSIONS = ("binary_tensor_data", "classification")
-# Texts and files go in as BYTES; rows, as JSON, come out for these and where outputs are no tensors.
+# Texts and files go in as BYTES. Rows, as JSON, come out for these, and where there are no outputs.
 BYTES_INPUT = "inputs"
 BYTES_OUTPUT = "predictions"
 _LENGTH = struct.Struct("<I")
@@ -322,8 +322,7 @@ def _bytes_inputs(
                 f"`{tensor.name}` of the request has other values than texts.",
                 fix="send texts, or files as binary data",
             )
-        # What is no text, such as half a surrogate pair, is refused where it is decoded.
-        items = [text.encode("utf-8", "surrogatepass") for text in texts]
+        items = [text.encode("utf-8") for text in texts]
     if len(items) != count:
         raise _wrong_length(tensor, count, len(items), "elements")
     is_text = "text" in model.accepts
@@ -365,7 +364,9 @@ def _wishes(
         classes = output.parameters.get("classification", 0)
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
             raise UsageError(
-                "request-invalid", "`classification` is not a number of classes.", fix="use 1 or more"
+                "request-invalid",
+                "`classification` is not a number of classes.",
+                fix="use 1 or more",
             )
         wishes[output.name] = OutputWish(
             is_binary=output.parameters.get("binary_data", is_binary) is True, classes=classes

@@ -14,9 +14,9 @@ from flatout.serve.open_inference import V2Request, V2Response, model_metadata
 Document = dict[str, Any]
 
 _DESCRIPTION = """\
-Predictions of a model that flatout has trained. `POST /predict` takes JSON, files and texts; `/v2` is the
-KServe Open Inference Protocol, for `tritonclient` and others. Every error is JSON with `error`, `fix`, and
-`rule`, the name of its page: `flatout explain RULE`.
+Predictions of a model that flatout has trained. `POST /predict` takes JSON, files and texts; `/v2`
+is the KServe Open Inference Protocol, for `tritonclient` and others. Every error is JSON with
+`error`, `fix`, and `rule`, the name of its page: `flatout explain RULE`.
 """
 _NAME = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -135,13 +135,13 @@ _COMPUTING = (400, 401, 408, 413, 415, 422, 500, 503)
 
 
 def _predict(model: ServedModel | None) -> Document:
-    query = (
+    query: tuple[tuple[str, Document, str], ...] = (
         ("top", {"type": "integer", "minimum": 1, "maximum": MOST_TOP}, "classes to report"),
         ("timeout_s", {"type": "number", "exclusiveMinimum": 0}, "how long the client waits"),
-        ("stream", {"type": "boolean"}, "answer as server-sent events while it is generated"),
     )
     answer = _json("Predictions", "PredictAnswer")
     if model is None or model.can_stream:
+        query = (*query, ("stream", {"type": "boolean"}, "answer as server-sent events"))
         answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "summary": "Predictions for one or several inputs",
@@ -245,8 +245,8 @@ def _infer(model: ServedModel | None) -> Document:
     answer["content"]["application/octet-stream"] = {"schema": {"type": "string"}}
     return {
         "summary": "Predictions as tensors",
-        "description": "With the header `Inference-Header-Content-Length: BYTES`, the binary data of "
-        "inputs with the parameter `binary_data_size` follows that many bytes of JSON.",
+        "description": "With the header `Inference-Header-Content-Length: BYTES`, the binary data "
+        "of inputs with the parameter `binary_data_size` follows that many bytes of JSON.",
         "requestBody": {"required": True, "content": {"application/json": json}},
         "responses": {**_errors((*_COMPUTING, 404, 501)), "200": answer},
     }

@@ -49,7 +49,8 @@ class Pending:
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.pieces: asyncio.Queue[str | None] | None = None
         if is_stream:
-            self.pieces = pieces = asyncio.Queue()
+            pieces: asyncio.Queue[str | None] = asyncio.Queue()
+            self.pieces = pieces
             self.future.add_done_callback(lambda _: pieces.put_nowait(None))
 
     def fail(self, error: Exception) -> None:

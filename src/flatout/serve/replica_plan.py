@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import msgspec
 
 from flatout.compat import torch_needed
@@ -171,9 +172,7 @@ def _devices(source: ModelSource, num_replicas: int | None) -> list[str | None] 
         return None
     if ":" in wanted or source.num_gpus < 2:
         return [None] * (num_replicas or 1)
-    return [
-        f"cuda:{number % source.num_gpus}" for number in range(num_replicas or source.num_gpus)
-    ]
+    return [f"cuda:{number % source.num_gpus}" for number in range(num_replicas or source.num_gpus)]
 
 
 def _on(start: ReplicaStart, device: str | None) -> ReplicaStart:

@@ -1,14 +1,14 @@
 """Why a request gets no answer, and why the server cannot start or swap.
 
-    FlatoutError                                                                          HTTP
-    ├── ServerBusy           the queue is full, or the deadline cannot be met; come back     503
-    ├── ServerStopping       it finishes what it has accepted, and accepts nothing more      503
-    ├── RequestKilledModel   the replica died while it computed this request                 500
-    ├── ModelFailed          the model could not compute it                                  500
-    ├── InputNotAccepted     the input is wrong for this model                               422
-    ├── SwapRunning          another swap is in progress                                     409
-    ├── NothingToSwapBack    no swap has replaced a model                                    409
-    └── ReplicaNotStarted    a replica could not be started: its own finding                 500
+FlatoutError                                                                          HTTP
+├── ServerBusy           the queue is full, or the deadline cannot be met; come back     503
+├── ServerStopping       it finishes what it has accepted, and accepts nothing more      503
+├── RequestKilledModel   the replica died while it computed this request                 500
+├── ModelFailed          the model could not compute it                                  500
+├── InputNotAccepted     the input is wrong for this model                               422
+├── SwapRunning          another swap is in progress                                     409
+├── NothingToSwapBack    no swap has replaced a model                                    409
+└── ReplicaNotStarted    a replica could not be started: its own finding                 500
 """
 
 from __future__ import annotations

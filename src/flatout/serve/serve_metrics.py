@@ -141,7 +141,7 @@ def _replica_metrics(state: DispatchState) -> Iterator[Metric]:
     memory: Counted[tuple[str, ...]] = Counted()
     for one in state.replicas:
         # The old and the new replicas of a swap may have the same labels.
-        labels = (str(one.index), one.version, one.device)
+        labels: tuple[str, ...] = (str(one.index), one.version, one.device)
         requests[labels] += one.num_in_flight
         if one.memory_bytes is not None:
             memory[labels] += one.memory_bytes

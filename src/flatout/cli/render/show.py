@@ -35,9 +35,7 @@ from flatout.schema.suggested_command import show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import bytes_text
 
-RequestT = TypeVar(
-    "RequestT", bound=TrainRequest | InferenceRequest | ExportRequest | ModelRequest
-)
+RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest | ExportRequest | ModelRequest)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
