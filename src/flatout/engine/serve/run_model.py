@@ -148,6 +148,4 @@ def loaded(start: ReplicaStart) -> Predictor:
     use = {name: value for name, value in start.fixed.items() if name != "compiled"}
     if start.num_threads is not None:
         use.setdefault("num_threads", start.num_threads)
-    return load(
-        start.model, use=use, parameters=start.parameters, experiment=start.experiment
-    )
+    return load(start.model, use=use, parameters=start.parameters, experiment=start.experiment)
