@@ -37,7 +37,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     inputs: the tensors it takes; empty where only `decode` or `predict_data` knows.
     outputs: known from the warm-up; empty where predictions are not tensors.
     accepts: kinds of input; can_stream: whether it generates piece by piece.
-    example: a JSON value for `POST /predict`, or None where only a file makes sense.
+    has_decode: JSON values are read by the experiment's `decode`, which may scale numbers, and must
+    not be taken for tensors.
+    example: a JSON value as the `input` of `POST /predict`, or None where only a file makes sense.
     device, precision: where and how it computes; recipe: `field=value` with its reason, of what
     differs from the plain call of the model.
     batch_s: seconds of a batch by its number of samples, measured in the warm-up.
@@ -51,6 +53,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     accepts: tuple[InputKind, ...] = ("tensors",)
     can_stream: bool = False
+    has_decode: bool = False
     labels: tuple[str, ...] | None = None
     example: object = None
     device: str = "cpu"

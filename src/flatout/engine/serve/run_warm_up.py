@@ -47,6 +47,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
         outputs=outputs,
         accepts=_accepted(model, samples),
         can_stream=experiment.stream is not None,
+        has_decode=experiment.decode is not None,
         labels=None if experiment.labels is None else tuple(experiment.labels),
         example=_json_value(example),
         device=str(predictor.device),
