@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -172,8 +171,7 @@ def test_wrong_tensors_are_refused_and_the_replica_goes_on(digits: RunFolder) ->
         assert served.process.wait(30) == 0
 
 
-GUILTY = '''
-import os
+GUILTY = """
 import torch
 from torch import nn
 import flatout
@@ -199,7 +197,7 @@ def experiment() -> flatout.Experiment:
         predict=predict,
         encode=lambda value: {"sum": float(value)},
     )
-'''
+"""
 
 
 def test_only_the_guilty_item_of_a_batch_fails(
@@ -229,8 +227,8 @@ def test_a_client_reads_no_file_of_the_server(
     run_of: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
     reading = GUILTY.replace("encode=", "predict_data=read, encode=").replace(
-        "def experiment", "def read(text):\n    return torch.tensor([[float(len(text)), 0]])\n\n\n"
         "def experiment",
+        "def read(text):\n    return torch.tensor([[float(len(text)), 0]])\n\n\ndef experiment",
     )
     (tmp_path / "reading.py").write_text(reading)
     folder = run_of(name="reading", file=str(tmp_path / "reading.py"))
@@ -301,10 +299,3 @@ def test_a_run_without_weights_is_reported(tmp_path: Path) -> None:
         assert isinstance(message, ReplicaFailed)
         assert (message.finding.rule, message.exit_code) == ("unknown-run", 2)
         assert served.process.wait(30) == 2
-
-
-def test_a_replica_ends_with_its_server(digits: RunFolder) -> None:
-    with replica(digits.path, max_samples=1) as served:
-        served.ready()
-        os.close(served.process.stdin.fileno())  # type: ignore[union-attr]
-        assert served.process.wait(30) == 0

@@ -20,7 +20,7 @@ def test_export_says_what_was_written_and_how_it_was_checked(trained: Any) -> No
     done = trained.run("export", "one", "--to", "onnx", "--opset", "20")
     assert done.returncode == 0, done.stderr
     path, takes, gives, note, checked, following = done.stdout.splitlines()
-    assert path.startswith("written   ") and path.endswith("one.onnx (2 KiB, fp32, opset 20)")
+    assert path.startswith("written   ") and path.endswith("one.onnx (2.0 KiB, fp32, opset 20)")
     assert takes == "takes     input float32 [n, 1, any]"
     assert gives == "gives     prediction float32 [n, 10]"
     assert note == "note      none"

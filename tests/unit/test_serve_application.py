@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -379,3 +381,13 @@ def test_answers_when_many_clients_ask_at_once() -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_metrics_when_promtool_checks_them() -> None:
+    with serving(LinearDispatcher()) as address, client_of(address) as client:
+        client.post("/predict", json={"input": [1, 2, 3, 4]})
+        text = client.get("/metrics").text
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -56,7 +56,7 @@ def test_a_tensor_comes_back_as_it_was() -> None:
         (ValueInput([["a", "b"], ["c", "d"]]), "something else than numbers"),
         (ValueInput([1, 2]), "takes [n, 2, 2]"),
         (ValueInput({"image": 1}), "takes picture"),
-        (ValueInput([]), "shape [0]"),
+        (ValueInput([]), "number of samples"),
         (TextInput("text"), "takes numbers"),
         (TensorInput((WireTensor("p", "float32", (1, 2, 2), b"123"),)), "has 3 bytes"),
         (TensorInput((WireTensor("p", "float32", (-1, 2, 2), b""),)), "shape"),
@@ -86,5 +86,3 @@ def test_rows_name_the_likeliest_classes() -> None:
     assert array_rows({"prediction": numpy.int64([2])}, 1, ["a", "b", "c"], 1) == [{"label": "c"}]
     two = {"x": numpy.float32([[1.5]]), "y": numpy.float32([[1, 2]])}
     assert array_rows(two, 1, None, 1) == [{"x": 1.5, "y": [1.0, 2.0]}]
-
-

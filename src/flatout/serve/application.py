@@ -113,11 +113,15 @@ class _Application(FastAPI):
         )
         self._dispatcher = dispatcher
         self._options = options
-        self._metrics = metrics
+        self._gate = _Gate(self.router, options, metrics)
 
-    def build_middleware_stack(self) -> ASGIApp:
-        """The layer around the routes."""
-        return _Gate(self.router, self._options, self._metrics)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request. FastAPI would look for telemetry at each."""
+        if scope["type"] == "http":
+            scope["app"] = self
+            await self._gate(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def openapi(self) -> Document:
         """The description of the routes, for the model that is served now."""

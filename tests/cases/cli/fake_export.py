@@ -50,7 +50,10 @@ say(
         "batch_sizes": [1, 3, 64],
         "difference": 0.000012,
         "tolerance": 0.0001,
-        **({"metric": "accuracy", "before": 0.98, "after": 0.975, "allowed_fall": 0.01}
-           if job["is_int8"] else {}),
+        **(
+            {"metric": "accuracy", "before": 0.98, "after": 0.975, "allowed_fall": 0.01}
+            if job["is_int8"]
+            else {}
+        ),
     },
 )

@@ -44,7 +44,10 @@ def _check_text(check: ExportCheck) -> str:
             f"{check.metric} {check.before:.4f} before, {check.after:.4f} in int8 "
             f"({samples}; it may fall by {check.allowed_fall})"
         )
-    return (
-        f"same answers as the run: {samples} in batches of {sizes}, differing by "
-        f"{check.difference:.1e} of the largest number ({check.tolerance:g} allowed)"
-    )
+    differing = "equal to the last digit"
+    if check.difference:
+        differing = (
+            f"differing by {check.difference:.1e} of the largest number "
+            f"({check.tolerance:g} allowed)"
+        )
+    return f"same answers as the run: {samples} in batches of {sizes}, {differing}"

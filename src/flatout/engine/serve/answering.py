@@ -99,7 +99,7 @@ class Answers:
             return
         try:
             self._take(parts)
-        except Exception as error:  # noqa: BLE001 - reported for the items
+        except Exception as error:
             kind = self._model.failure_kind(error)
             if kind == "device":
                 raise DeviceLost from error

@@ -8,7 +8,7 @@ from functools import partial
 
 from flatout.engine.serve.answering import Answers
 from flatout.engine.serve.replica_model import ReplicaModel
-from flatout.schema.serve_protocol import AnyInput, Answered, BatchItem
+from flatout.schema.serve_protocol import Answered, AnyInput, BatchItem
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
 

@@ -60,8 +60,7 @@ def exported_program(
     places = varying or (frozenset(),) * len(tensors)
     dimension = torch.export.Dim
     shapes = tuple(
-        {0: dimension.DYNAMIC} | {place: dimension.AUTO for place in sorted(others)}
-        for others in places
+        {0: dimension.DYNAMIC} | dict.fromkeys(sorted(others), dimension.AUTO) for others in places
     )
     try:
         with torch.no_grad():

@@ -14,6 +14,7 @@ from flatout.engine.serve.onnx_model import missing_package
 from flatout.engine.serve.sample_inputs import SampleInputs
 from flatout.engine.tensors.nested import tensors_in
 from flatout.errors import RunFailed
+from flatout.schema.units import counted_text
 
 # The most that the metric may fall: one point in a hundred.
 ALLOWED_FALL = 0.01
@@ -102,7 +103,8 @@ def judged(
         raise RunFailed(
             "quantized-model-is-worse",
             f"in 8 bits the {name} falls from {scores[0]:.4f} to {scores[1]:.4f}.",
-            because=f"measured on {len(before)} samples; it may fall by {ALLOWED_FALL}",
+            because=f"measured on {counted_text(len(before), 'sample')}; it may fall by "
+            f"{ALLOWED_FALL}",
             fix="export it without --int8",
         )
     return name, scores[0], scores[1]

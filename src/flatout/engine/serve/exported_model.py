@@ -21,6 +21,7 @@ from flatout.schema.serve_protocol import (
     ValueInput,
     WireTensor,
 )
+from flatout.schema.units import counted_text
 
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "not enough memory")
 
@@ -99,7 +100,8 @@ class ExportedModel:
         for name, output in outputs.items():
             if output.ndim == 0 or len(output) != num_samples:
                 raise ValueError(
-                    f"`{name}` has the shape {list(output.shape)} for {num_samples} samples"
+                    f"`{name}` has the shape {list(output.shape)} for "
+                    f"{counted_text(num_samples, 'sample')}"
                 )
         return outputs
 

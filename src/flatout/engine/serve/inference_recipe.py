@@ -60,9 +60,7 @@ class SpeedTrial:
         if recipe.precision.value != "fp32":
             self._reasons.append(f"precision={recipe.precision.value}: {recipe.precision.why}")
         if self._start.num_threads is not None and is_cpu:
-            self._reasons.append(
-                f"num_threads={torch.get_num_threads()}: its share of the machine"
-            )
+            self._reasons.append(f"num_threads={torch.get_num_threads()}: its share of the machine")
         elif is_cpu and not is_slow and "num_threads" not in fixed:
             yield "trying numbers of threads"
             self._try_threads()
@@ -125,7 +123,7 @@ class SpeedTrial:
             model.call = call
             is_same = self._is_same(plain)
             after_s = seconds_of(self._answer)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - kept as the reason
             model.call = before
             if is_out_of_memory(error):
                 torch.cuda.empty_cache()

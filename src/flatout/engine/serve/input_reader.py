@@ -19,6 +19,7 @@ from flatout.engine.serve.replica_model import ReadInput
 from flatout.engine.tensors.nested import tensors_in, with_tensors
 from flatout.schema.serve_model import TensorSpec
 from flatout.schema.serve_protocol import AnyInput, FileInput, TensorInput, TextInput
+from flatout.schema.units import counted_text
 from flatout.system.scratch_files import ScratchFiles
 
 # Of one input: a small file must not fill the memory.
@@ -110,7 +111,7 @@ def _listed(data: Any) -> list[Any]:
     if not listed:
         raise ValueError("it has no samples")
     if len(listed) > _MOST_SAMPLES:
-        raise ValueError(f"it has more than {_MOST_SAMPLES:,} samples")
+        raise ValueError(f"it has more than {counted_text(_MOST_SAMPLES, 'sample')}")
     return listed
 
 

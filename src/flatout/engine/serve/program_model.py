@@ -57,9 +57,7 @@ def open_program(start: ReplicaStart) -> ExportedModel:
     def compute(arrays: Sequence[Array]) -> Mapping[str, Array]:
         with torch.inference_mode():
             outputs = module(*(torch.from_numpy(array).to(device) for array in arrays))
-        return {
-            name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)
-        }
+        return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}
 
     recipe = [f"num_threads={threads}: its share of the machine"] if threads else []
     return ExportedModel(path.name, "pt2", facts, str(device), compute, recipe)

@@ -24,6 +24,7 @@ from flatout.errors import UsageError
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import AnyInput, ReplicaStart, WireTensor
+from flatout.schema.units import counted_text
 from flatout.system.scratch_files import ScratchFiles
 
 
@@ -110,7 +111,8 @@ class RunModel:
         assert stream is not None
         read = self.reader.read(given)
         if read.num_samples != 1:
-            raise ValueError(f"it has {read.num_samples} samples; one is streamed at a time")
+            count = counted_text(read.num_samples, "sample")
+            raise ValueError(f"it has {count}; one is streamed at a time")
         is_tensors = isinstance(read.key, tuple) and read.key[0] == "tensors"
         sample = (
             with_tensors(read.data, (tensor[0] for tensor in tensors_in(read.data)))
@@ -148,6 +150,4 @@ def loaded(start: ReplicaStart) -> Predictor:
     use = {name: value for name, value in start.fixed.items() if name != "compiled"}
     if start.num_threads is not None:
         use.setdefault("num_threads", start.num_threads)
-    return load(
-        start.model, use=use, parameters=start.parameters, experiment=start.experiment
-    )
+    return load(start.model, use=use, parameters=start.parameters, experiment=start.experiment)

@@ -67,9 +67,7 @@ def specs_with_varying(samples: SampleInputs) -> tuple[TensorSpec, ...]:
         TensorSpec(
             name=spec.name,
             dtype=spec.dtype,
-            shape=tuple(
-                None if place in places else size for place, size in enumerate(spec.shape)
-            ),
+            shape=tuple(None if place in places else size for place, size in enumerate(spec.shape)),
         )
         for spec, places in zip(specs, varying, strict=True)
     )

@@ -80,9 +80,7 @@ def find_sample_inputs(
     return None
 
 
-def training_batch(
-    predictor: Predictor, num_samples: int, names: Sequence[str]
-) -> tuple[Any, str]:
+def training_batch(predictor: Predictor, num_samples: int, names: Sequence[str]) -> tuple[Any, str]:
     """The first samples of the first of these data sets that there is; None without any."""
     experiment = predictor.experiment
     sources = {"validation": experiment.validation_data, "training": experiment.train_data}

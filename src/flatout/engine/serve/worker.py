@@ -151,7 +151,7 @@ class Replies:
         began_s = elapsed_s()
         try:
             piece = next(stream.pieces, None)
-        except Exception as error:  # noqa: BLE001 - reported for the item
+        except Exception as error:
             if self._model.failure_kind(error) == "device":
                 raise _lost(error) from error
             traceback.print_exc()

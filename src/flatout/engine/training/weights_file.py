@@ -68,9 +68,7 @@ def _load_checkpoint(model: nn.Module, path: Path) -> None:
             parameter.copy_(average)
 
 
-def keep_weights(
-    model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
+def keep_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a model's weights into a safetensors file, with more metadata."""
     packed = pack(dict(model.state_dict()))
     write_tensors(packed.tensors, {**(metadata or {}), "ties": _ties(packed)}, lambda _: path)
