@@ -41,6 +41,7 @@ from flatout.engine.runtime.allocator import allocator_settings
 from flatout.engine.runtime.cpu_affinity import affinity_settings
 from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import location_of
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.engine.step.compiled_optimizer import OptimizerSteps
@@ -250,6 +251,7 @@ class Session:
         self.seed = built.seed
         self.file = built.file
         self.device = built.device
+        self.placement = ThreadPlacement(recipe.num_threads.value, built.device)
         self.facts = built.facts
         self.train_data = built.train_data
         self.model = built.model
@@ -388,6 +390,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the processes that read data for it, and leaves the model as it was built."""
+        self.placement.release()
         if self._norms is not None:
             self._norms.close()
         if self.activations is not None:
