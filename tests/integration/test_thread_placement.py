@@ -27,7 +27,7 @@ def parallel_step() -> None:
 
 
 def placed(step=parallel_step) -> ThreadPlacement:
-    placement = ThreadPlacement(num_cpus(), CPU)
+    placement = ThreadPlacement(CPU)
     for _ in range(2000):
         with placement:
             step()
@@ -76,15 +76,29 @@ def test_nothing_is_placed_where_a_step_uses_one_thread():
         assert len(os.sched_getaffinity(0)) == num_cpus()
 
 
-def test_nothing_is_placed_with_fewer_threads_than_cpus_or_on_a_gpu():
-    for placement in (
-        ThreadPlacement(num_cpus() - 1, CPU),
-        ThreadPlacement(num_cpus(), torch.device("cuda")),
-    ):
-        for _ in range(30):
-            with placement:
-                parallel_step()
-                assert len(os.sched_getaffinity(0)) == num_cpus()
+def test_nothing_is_placed_with_fewer_threads_than_cpus():
+    torch.set_num_threads(num_cpus() - 1)
+    assert_not_placed(ThreadPlacement(CPU))
+
+
+def test_nothing_is_placed_for_a_gpu():
+    assert_not_placed(ThreadPlacement(torch.device("cuda")))
+
+
+def assert_not_placed(placement: ThreadPlacement) -> None:
+    for _ in range(30):
+        with placement:
+            parallel_step()
+            assert len(os.sched_getaffinity(0)) == num_cpus()
+
+
+def test_another_placement_knows_the_helpers_at_once():
+    first = placed()
+    first.release()
+    second = ThreadPlacement(CPU)
+    with second:
+        assert len(os.sched_getaffinity(0)) == 1
+    second.release()
 
 
 def test_helpers_that_have_ended_are_found_again():

@@ -181,7 +181,7 @@ class _SavedWeights:
         self.validation_feed: Feed | None = feed
         self.to_device = placer(predictor.device, recipe.memory_format.value == "channels_last")
         self.autocast = precision.autocast(recipe.precision.value, predictor.device)
-        self.placement = ThreadPlacement(recipe.num_threads.value, predictor.device)
+        self.placement = ThreadPlacement(predictor.device)
         self._model = predictor.model
 
     def evaluated(self) -> AbstractContextManager[nn.Module]:

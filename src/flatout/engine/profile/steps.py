@@ -116,8 +116,7 @@ class StepLoop:
             )
         self._timer.mark("data")
         self.newest = update
-        with self._session.placement:
-            self._step.run(update)
+        self._step.run(update)
         self._session.position.step += 1
         self.num_samples += sum(size for _, size in update)
         if self._is_scheduled:

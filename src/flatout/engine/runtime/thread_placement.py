@@ -13,10 +13,10 @@ import contextlib
 import os
 import sys
 import threading
-import time
-from pathlib import Path
 
 import torch
+
+from flatout.system import thread_times
 
 # Processor time of the calling thread in which its helpers show: many time slices of Linux, which
 # takes turns after about 3 ms.
@@ -31,17 +31,15 @@ class ThreadPlacement:
     """A context around each step; the calling thread and its helpers have a CPU each inside.
 
     Outside, the calling thread may run anywhere, as may whatever it starts. The helpers keep their
-    CPUs until `release`. Nothing happens unless there are as many threads as CPUs, on Linux: with
-    a CPU to spare, Linux itself moves threads apart.
+    CPUs until `release`. Nothing happens unless torch uses as many threads as there are CPUs, on
+    Linux: with a CPU to spare, Linux itself moves threads apart.
 
     Args:
-        num_threads: of torch's operations.
         device: that computes the steps.
     """
 
-    def __init__(self, num_threads: int, device: torch.device) -> None:
-        self._num_threads = num_threads
-        is_possible = sys.platform == "linux" and device.type == "cpu" and num_threads > 1
+    def __init__(self, device: torch.device) -> None:
+        is_possible = sys.platform == "linux" and device.type == "cpu"
         self._attempts_left = _MOST_ATTEMPTS if is_possible else 0
         self._watched_s = _WATCHED_S
         self._began_s: float | None = None
@@ -52,25 +50,25 @@ class ThreadPlacement:
         self._is_placed = False
 
     def __enter__(self) -> None:
+        if not self._helpers and self._attempts_left and self._began_s is None:
+            self._begin_watch()
         if self._helpers:
             self._place()
-        elif self._attempts_left and self._began_s is None:
-            self._begin_watch()
 
     def __exit__(self, *exception: object) -> None:
         if sys.platform == "linux" and self._is_placed:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
-        elif self._began_s is not None and time.thread_time() - self._began_s >= self._watched_s:
+        elif self._began_s is not None and thread_times.own_s() - self._began_s >= self._watched_s:
             self._end_watch()
 
     def release(self) -> None:
         """Lets the helpers run anywhere; they are placed again where a step follows."""
-        self._is_placed = False
-        if sys.platform == "linux":
+        if sys.platform == "linux" and self._is_placed:
             for thread in self._helpers:
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(thread, self._cpus)
+        self._is_placed = False
 
     def _place(self) -> None:
         if sys.platform != "linux":
@@ -88,6 +86,7 @@ class ThreadPlacement:
             self._is_placed = True
         except OSError:
             # A helper has ended, or a CPU was taken away.
+            self._is_placed = True
             self.release()
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
@@ -96,36 +95,40 @@ class ThreadPlacement:
     def _begin_watch(self) -> None:
         if sys.platform == "linux":
             self._cpus = sorted(os.sched_getaffinity(0))
-        if len(self._cpus) != self._num_threads:
+        num_threads = torch.get_num_threads()
+        if num_threads == 1 or len(self._cpus) != num_threads:
             self._attempts_left = 0
             return
-        self._began_s, self._before = time.thread_time(), _seconds_by_thread()
+        # Found by another of these, as for the session before.
+        known = [
+            thread
+            for thread, name in thread_times.names_by_thread().items()
+            if name == _helper_name()
+        ]
+        if len(known) == num_threads - 1:
+            self._helpers = known
+            return
+        self._began_s, self._before = thread_times.own_s(), thread_times.seconds_by_thread()
 
     def _end_watch(self) -> None:
         """The helpers are the other threads that were busy, if there are as many as expected."""
         assert self._began_s is not None
-        own_s = time.thread_time() - self._began_s
+        own_s = thread_times.own_s() - self._began_s
         busy = [
             thread
-            for thread, seconds in _seconds_by_thread().items()
+            for thread, seconds in thread_times.seconds_by_thread().items()
             if seconds - self._before.get(thread, 0.0) >= _LEAST_SHARE * own_s
             and thread != threading.get_native_id()
         ]
         self._began_s = None
         self._attempts_left -= 1
         self._watched_s *= 2
-        if len(busy) == self._num_threads - 1:
+        if len(busy) == len(self._cpus) - 1:
             self._helpers = busy
+            for thread in busy:
+                thread_times.rename(thread, _helper_name())
 
 
-def _seconds_by_thread() -> dict[int, float]:
-    """Processor time of each thread of this process by its number.
-
-    Source: Linux, Documentation/scheduler/sched-stats.rst (/proc/<pid>/schedstat, nanoseconds).
-    """
-    seconds: dict[int, float] = {}
-    for folder in Path("/proc/self/task").iterdir():
-        # It may have ended; some kernels have no such file.
-        with contextlib.suppress(OSError):
-            seconds[int(folder.name)] = int((folder / "schedstat").read_text().split()[0]) / 1e9
-    return seconds
+def _helper_name() -> str:
+    """The name of the calling thread's helpers, which top and gdb show: at most 15 letters."""
+    return f"omp {threading.get_native_id()}"

@@ -251,7 +251,7 @@ class Session:
         self.seed = built.seed
         self.file = built.file
         self.device = built.device
-        self.placement = ThreadPlacement(recipe.num_threads.value, built.device)
+        self.placement = ThreadPlacement(built.device)
         self.facts = built.facts
         self.train_data = built.train_data
         self.model = built.model
@@ -264,8 +264,7 @@ class Session:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
-        is_float8 = recipe.precision.value == "float8"
-        self._float8 = Float8Products(self.model) if is_float8 else None
+        self._float8 = Float8Products(self.model) if recipe.precision.value == "float8" else None
         self.activations = self._checkpointing()
         if isinstance(ranks, MultiRank):
             ranks.connection.tensors.is_awaited = recipe.exchange.value == "agreed"
@@ -370,6 +369,7 @@ class Session:
     def step_parts(self) -> StepParts:
         """The parts of an update."""
         return StepParts(
+            placement=self.placement,
             experiment=self.experiment,
             loss=self.loss,
             step_of=self.optimizer_steps.step_of,

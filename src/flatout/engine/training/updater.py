@@ -126,8 +126,7 @@ class StepRunner:
             self._timer.begin_step()
             self._snapshot.keep()
             self.is_whole = False
-        with self._session.placement:
-            loss = self._step.run(update)
+        loss = self._step.run(update)
         self.is_whole = True
         if self._step.exchange is not None:
             return loss, self._step.exchange.num_samples

@@ -107,15 +107,14 @@ class RecipeLoop:
                 update = next(self._updates)
             self._timer.mark("data")
             self.newest = update
-            with self._session.placement:
-                loss = self.step.run(update)
+            loss = self.step.run(update)
             size = sum(size for _, size in update)
             self._losses.add(loss, size)
             if self._every_step:
                 self._every_step = stepped(self._session.learning_rates.after_update)
             num_samples += size
         self.step.flush()
-        # The plain loop, which takes turns with it, has no such help.
+        # What takes turns with it may want other threads.
         self._session.placement.release()
         self._take_losses(is_waiting=False)
         uncached = problem_of(self._session.feed)
