@@ -16,7 +16,7 @@ _MOST_DRIFT = 0.10
 
 # Of what is kept, and of the rules by which it was decided: what an older flatout has kept may be
 # slower than the defaults, and does not hold any more.
-SEARCH_VERSION = 2
+SEARCH_VERSION = 3
 
 
 def cache_key(identity: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from flatout.engine.recipe.experiment_facts import check_model
 from flatout.engine.runlog.history import read_history
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.device import chosen_device
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.session.load_experiment import load_experiment, stored_spec
 from flatout.engine.session.session import process_settings
@@ -153,9 +154,11 @@ class Predictor:
                     fix="define `validation_data` in the experiment, and load the weights with "
                     "--init",
                 )
+            weights = _SavedWeights(self, experiment, feed)
             try:
-                return measure(_SavedWeights(self, experiment, feed))
+                return measure(weights)
             finally:
+                weights.placement.release()
                 feed.close()
 
     def fitted(self) -> AbstractContextManager[None]:
@@ -187,6 +190,7 @@ class _SavedWeights:
         self.validation_feed: Feed | None = feed
         self.to_device = placer(predictor.device, recipe.memory_format.value == "channels_last")
         self.autocast = precision.autocast(recipe.precision.value, predictor.device)
+        self.placement = ThreadPlacement(predictor.device)
         self._model = predictor.model
 
     def evaluated(self) -> AbstractContextManager[nn.Module]:

@@ -41,6 +41,7 @@ from flatout.engine.runtime.allocator import allocator_settings
 from flatout.engine.runtime.cpu_affinity import affinity_settings
 from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import location_of
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.engine.step.compiled_optimizer import OptimizerSteps
@@ -250,6 +251,7 @@ class Session:
         self.seed = built.seed
         self.file = built.file
         self.device = built.device
+        self.placement = ThreadPlacement(built.device)
         self.facts = built.facts
         self.train_data = built.train_data
         self.model = built.model
@@ -262,8 +264,7 @@ class Session:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
-        is_float8 = recipe.precision.value == "float8"
-        self._float8 = Float8Products(self.model) if is_float8 else None
+        self._float8 = Float8Products(self.model) if recipe.precision.value == "float8" else None
         self.activations = self._checkpointing()
         if isinstance(ranks, MultiRank):
             ranks.connection.tensors.is_awaited = recipe.exchange.value == "agreed"
@@ -368,6 +369,7 @@ class Session:
     def step_parts(self) -> StepParts:
         """The parts of an update."""
         return StepParts(
+            placement=self.placement,
             experiment=self.experiment,
             loss=self.loss,
             step_of=self.optimizer_steps.step_of,
@@ -388,6 +390,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the processes that read data for it, and leaves the model as it was built."""
+        self.placement.release()
         if self._norms is not None:
             self._norms.close()
         if self.activations is not None:

@@ -21,6 +21,7 @@ from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import is_out_of_memory, one_line
 from flatout.engine.runtime.gpu_memory import release_memory
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import kind_text, location_of
 from flatout.engine.session.session import Session
 from flatout.engine.step.step import bad_loss
@@ -58,6 +59,7 @@ class ValidationSubject(Protocol):
     validation_feed: Feed | None
     to_device: Callable[[Any], Any] | None
     autocast: Callable[[], AbstractContextManager[Any]]
+    placement: ThreadPlacement
 
     def evaluated(self) -> AbstractContextManager[nn.Module]:
         """The model in evaluation mode, with the weights to evaluate."""
@@ -290,7 +292,7 @@ def _counted(
     with subject.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in evened for micro in update):
             placed = subject.to_device(batch) if subject.to_device is not None else batch
-            with subject.autocast():
+            with subject.placement, subject.autocast():
                 values = values_of_batch(subject.experiment, model, placed)
             if num_samples == 0:
                 continue

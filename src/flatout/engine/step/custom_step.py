@@ -192,7 +192,7 @@ class CustomStep:
             batch = parts.to_device(batch)
             self._timer.mark("copy")
         updates.begin()
-        with self._own_pass(), parts.autocast():
+        with self._own_pass(), parts.placement, parts.autocast():
             result = self._step(updates, parts.model, batch)
         if updates.num_made() and parts.average is not None:
             parts.average.update()

@@ -34,6 +34,7 @@ from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import ALONE, RankGroup
 from flatout.engine.ranks.synced_passes import SyncedPasses
 from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.errors import UsageError
@@ -49,6 +50,7 @@ class StepParts:
         its own. step_of: makes an optimizer's steps. ranks: those that make the update together.
         passes: keeps them together, where they exchange something in the middle of one. is_spread:
         each rank has a part of every weight. is_plain: gradients travel during the backward pass.
+        placement: of the threads that compute it.
     """
 
     experiment: Experiment
@@ -60,6 +62,7 @@ class StepParts:
     autocast: Callable[[], Any]
     scaler: torch.amp.GradScaler | None
     average: WeightAverage | None
+    placement: ThreadPlacement
     to_device: ToDevice | None
     clip_norm: float | None
     skips_nonfinite: bool
@@ -101,17 +104,18 @@ class EagerStep:
             The batch's mean loss: a scalar on the device, detached, not waited for.
         """
         parts = self._parts
-        if self._buffers is not None:
-            self._buffers.keep()
-        loss = self._accumulate(update) if self.exchange is None else self._shared(update)
-        if self._buffers is not None and not self._weights.is_finite(loss):
-            loss = loss * torch.nan
-            self._buffers.restore()
-        else:
-            self._weights.apply()
-            if parts.average is not None:
-                parts.average.update()
-        self._weights.clear()
+        with parts.placement:
+            if self._buffers is not None:
+                self._buffers.keep()
+            loss = self._accumulate(update) if self.exchange is None else self._shared(update)
+            if self._buffers is not None and not self._weights.is_finite(loss):
+                loss = loss * torch.nan
+                self._buffers.restore()
+            else:
+                self._weights.apply()
+                if parts.average is not None:
+                    parts.average.update()
+            self._weights.clear()
         self._timer.mark("optimizer")
         return loss
 

@@ -114,6 +114,8 @@ class RecipeLoop:
                 self._every_step = stepped(self._session.learning_rates.after_update)
             num_samples += size
         self.step.flush()
+        # What takes turns with it may want other threads.
+        self._session.placement.release()
         self._take_losses(is_waiting=False)
         uncached = problem_of(self._session.feed)
         if uncached is not None:

@@ -7,6 +7,7 @@ accumulated, as one writes that: each part's share of the mean goes backward by 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -28,6 +29,7 @@ from flatout.engine.model.ema import WeightAverage
 from flatout.engine.optim.schedule_rehearsal import built_schedulers
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.session.session import BuiltExperiment
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.engine.tuner.ab_timing import stepped
@@ -42,6 +44,7 @@ class BaselineLoop:
         micro_batch_size: samples in one forward pass; None takes the whole batch.
         recomputed: share of the blocks whose activations are computed again.
         timer: notified when the data is there.
+        placement: of the threads that compute it; None leaves it to the system, as one's own loop.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class BaselineLoop:
         *,
         recomputed: float = 0.0,
         timer: StepTimer | None = None,
+        placement: ThreadPlacement | None = None,
     ) -> None:
         self._timer = timer
+        self._placement = placement
         experiment = built.experiment
         self._experiment = experiment
         assert experiment.loss is not None, "an experiment with its own step is not tuned"
@@ -88,7 +93,10 @@ class BaselineLoop:
                 self._batches = iter(self._loader)
                 parts = list(islice(self._batches, self._num_parts))
             self._mark("data")
-            num_samples += self._update(parts)
+            with self._placement or contextlib.nullcontext():
+                num_samples += self._update(parts)
+        if self._placement is not None:
+            self._placement.release()
         self._mark("other")
         return num_samples
 

@@ -25,6 +25,7 @@ from flatout.engine.runtime.allocator import why_not_retained
 from flatout.engine.runtime.gpu_memory import free_bytes
 from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
 from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.session.session import (
     BuiltExperiment,
     Session,
@@ -120,6 +121,8 @@ class CandidateBuilder:
                 recipe.micro_batch_size.value,
                 recomputed=float(recipe.activation_checkpointing.value),
                 timer=timer,
+                # Else its time may be that of threads that wait for each other, by chance.
+                placement=ThreadPlacement(built.device),
             ),
             settings=lambda: _plain_settings(threads, is_benchmarking=is_benchmarking),
             device=built.device,

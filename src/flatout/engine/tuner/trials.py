@@ -224,11 +224,10 @@ class Trials:
                 self._one_update_of_its_own()
             raise
         traced_s = elapsed_s() - begin_s
-        # Looking on costs little of a step that takes long, and another one would cost much.
-        per_sample_s = traced_s / batch_size
-        if traced_s < _LONG_STEP_S:
-            blocks = [contestant.timed(1) for _ in range(_PROFILED_UPDATES)]
-            per_sample_s = min(block.per_sample_s for block in blocks)
+        # The first one is not like the others: its threads may have got into each other's way.
+        num_updates = _PROFILED_UPDATES if traced_s < _LONG_STEP_S else 1
+        blocks = [contestant.timed(1) for _ in range(num_updates)]
+        per_sample_s = min(block.per_sample_s for block in blocks)
         contestant.runner.close()
         return per_sample_s * batch_size, trace
 

@@ -1,0 +1,144 @@
+"""Each of OpenMP's threads has a CPU of its own while a step is computed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flatout.engine.runtime.cpu_affinity import cpus_by_thread
+from flatout.engine.runtime.thread_placement import ThreadPlacement
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has CPUs for each thread")
+CPU = torch.device("cpu")
+
+
+def num_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def parallel_step() -> None:
+    matrix = torch.ones(400, 400)
+    for _ in range(20):
+        matrix = (matrix @ matrix).clamp(max=1.0)
+
+
+def placed(step=parallel_step) -> ThreadPlacement:
+    placement = ThreadPlacement(CPU)
+    for _ in range(2000):
+        with placement:
+            step()
+        if placement._helpers:
+            break
+    return placement
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_cpus():
+    if num_cpus() < 2:
+        pytest.skip("one CPU")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_cpus())
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_have_a_cpu_each_inside_and_all_outside():
+    everywhere = os.sched_getaffinity(0)
+    placement = placed()
+    with placement:
+        inside = cpus_by_thread()
+        own = os.sched_getaffinity(0)
+    assert len(own) == 1
+    helpers = [inside[thread] for thread in placement._helpers]
+    assert set.union(set(own), *map(set, helpers)) == everywhere
+    assert all(len(cpus) == 1 for cpus in helpers)
+    assert os.sched_getaffinity(0) == everywhere
+    placement.release()
+    assert all(cpus == everywhere for cpus in cpus_by_thread().values())
+
+
+def test_what_a_step_is_followed_by_may_run_anywhere():
+    placement = placed()
+    with placement:
+        parallel_step()
+    words = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    assert int(subprocess.check_output(words)) == num_cpus()
+    placement.release()
+
+
+def test_nothing_is_placed_where_a_step_uses_one_thread():
+    placement = placed(lambda: sum(range(20_000)))
+    with placement:
+        assert len(os.sched_getaffinity(0)) == num_cpus()
+
+
+def test_nothing_is_placed_with_fewer_threads_than_cpus():
+    torch.set_num_threads(num_cpus() - 1)
+    assert_not_placed(ThreadPlacement(CPU))
+
+
+def test_nothing_is_placed_for_a_gpu():
+    assert_not_placed(ThreadPlacement(torch.device("cuda")))
+
+
+def assert_not_placed(placement: ThreadPlacement) -> None:
+    for _ in range(30):
+        with placement:
+            parallel_step()
+            assert len(os.sched_getaffinity(0)) == num_cpus()
+
+
+def test_another_placement_knows_the_helpers_at_once():
+    first = placed()
+    first.release()
+    second = ThreadPlacement(CPU)
+    with second:
+        assert len(os.sched_getaffinity(0)) == 1
+    second.release()
+
+
+def test_helpers_that_have_ended_are_found_again():
+    placement = placed()
+    with placement:
+        parallel_step()
+    [gone, *_] = placement._helpers
+    # As after `torch.set_num_threads`: the number belongs to no thread any more.
+    placement._helpers = [2**22 - 1 if thread == gone else thread for thread in placement._helpers]
+    with placement:
+        assert len(os.sched_getaffinity(0)) == num_cpus()
+    for _ in range(2000):
+        with placement:
+            parallel_step()
+        if placement._helpers:
+            break
+    assert gone in placement._helpers
+    placement.release()
+
+
+def test_a_run_trains_with_threads_placed(tmp_path, monkeypatch):
+    import flatout
+
+    seen: list[int] = []
+
+    def loss(model, batch):
+        seen.append(len(os.sched_getaffinity(0)))
+        return model(batch[0]).square().mean()
+
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    data = torch.ones(4096, 512)
+    flatout.train(
+        flatout.Experiment(
+            model=lambda: torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+            loss=loss,
+            train_data=lambda: (data,),
+            batch_size=1024,
+            epochs=25,
+        ),
+    )
+    assert seen[-1] == 1
+    assert len(os.sched_getaffinity(0)) == num_cpus()
