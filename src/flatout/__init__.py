@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from flatout.engine.training.api import train
 
 __version__ = "0.1.0"
-__all__ = [
-    "Experiment", "LightningProfiler", "TransformersProfiler", "__version__", "load", "train",
-]  # fmt: skip
+# Without the callbacks, which need another package: `from flatout import *` must work without it.
+__all__ = ["Experiment", "__version__", "load", "train"]
+_CALLBACKS = ("LightningProfiler", "TransformersProfiler")
 
 
 def __getattr__(name: str) -> Any:
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module("flatout.engine"), name)
     # Each is a subclass of a class of another package.
-    if name in ("LightningProfiler", "TransformersProfiler"):
+    if name in _CALLBACKS:
         import importlib
 
         callbacks = importlib.import_module("flatout.engine.profile.callbacks")
@@ -54,4 +54,4 @@ def print_profile(profile: Any) -> None:
 
 def __dir__() -> list[str]:
     # What Tab offers in a notebook: nothing that only this file needs.
-    return list(__all__)
+    return sorted([*__all__, *_CALLBACKS])

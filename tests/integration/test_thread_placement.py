@@ -31,7 +31,7 @@ def placed(step=parallel_step) -> ThreadPlacement:
     for _ in range(2000):
         with placement:
             step()
-        if placement._helpers:
+        if placement._others:
             break
     return placement
 
@@ -53,9 +53,9 @@ def test_threads_have_a_cpu_each_inside_and_all_outside():
         inside = cpus_by_thread()
         own = os.sched_getaffinity(0)
     assert len(own) == 1
-    helpers = [inside[thread] for thread in placement._helpers]
-    assert set.union(set(own), *map(set, helpers)) == everywhere
-    assert all(len(cpus) == 1 for cpus in helpers)
+    others = [inside[thread] for thread in placement._others]
+    assert set.union(set(own), *map(set, others)) == everywhere
+    assert all(len(cpus) == 1 for cpus in others)
     assert os.sched_getaffinity(0) == everywhere
     placement.release()
     assert all(cpus == everywhere for cpus in cpus_by_thread().values())
@@ -81,6 +81,14 @@ def test_nothing_is_placed_with_fewer_threads_than_cpus():
     assert_not_placed(ThreadPlacement(CPU))
 
 
+def test_nothing_is_placed_once_there_are_fewer_threads():
+    placement = placed()
+    torch.set_num_threads(1)
+    with placement:
+        assert len(os.sched_getaffinity(0)) == num_cpus()
+    assert all(len(cpus) == num_cpus() for cpus in cpus_by_thread().values())
+
+
 def test_nothing_is_placed_for_a_gpu():
     assert_not_placed(ThreadPlacement(torch.device("cuda")))
 
@@ -92,7 +100,7 @@ def assert_not_placed(placement: ThreadPlacement) -> None:
             assert len(os.sched_getaffinity(0)) == num_cpus()
 
 
-def test_another_placement_knows_the_helpers_at_once():
+def test_another_placement_knows_the_others_at_once():
     first = placed()
     first.release()
     second = ThreadPlacement(CPU)
@@ -101,21 +109,21 @@ def test_another_placement_knows_the_helpers_at_once():
     second.release()
 
 
-def test_helpers_that_have_ended_are_found_again():
+def test_others_that_have_ended_are_found_again():
     placement = placed()
     with placement:
         parallel_step()
-    [gone, *_] = placement._helpers
+    [gone, *_] = placement._others
     # As after `torch.set_num_threads`: the number belongs to no thread any more.
-    placement._helpers = [2**22 - 1 if thread == gone else thread for thread in placement._helpers]
+    placement._others = [2**22 - 1 if thread == gone else thread for thread in placement._others]
     with placement:
         assert len(os.sched_getaffinity(0)) == num_cpus()
     for _ in range(2000):
         with placement:
             parallel_step()
-        if placement._helpers:
+        if placement._others:
             break
-    assert gone in placement._helpers
+    assert gone in placement._others
     placement.release()
 
 

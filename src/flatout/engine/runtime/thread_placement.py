@@ -1,10 +1,10 @@
-"""Keeps each of OpenMP's threads on a CPU of its own while a step is computed.
+"""Pins each OpenMP thread to a CPU of its own while a step is computed.
 
-Threads that wait for each other do so by spinning, for milliseconds. If another program occupies
-a CPU, Linux may let two of them share the other one, and leave it so, since two threads there and
-one here are as fair as the other way round: each then spins while the other could work, and a step
-takes 20 to 100 times as long (LOG.md, 2026-11-27). With a CPU each, a step next to a busy program
-takes two to three times as long as alone.
+OpenMP threads wait for each other by spinning, for milliseconds. If another program occupies a CPU,
+Linux may schedule two of them on the other one, and leave it so, since two threads there and one
+here are as fair as the other way round. Each then spins while the other could work: in
+benchmarks/thread_placement.py such steps took 13 to 50 times as long. Pinned, a step next to one
+busy loop takes two to three times as long as alone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 
 from flatout.system import thread_times
 
-# Processor time of the calling thread in which its helpers show: many time slices of Linux, which
-# takes turns after about 3 ms.
+# Processor time of the calling thread after which OpenMP's threads can be found among all: many of
+# Linux's time slices, which are about 3 ms.
 _WATCHED_S = 0.05
-# A helper works or spins while the calling thread works.
+# An OpenMP thread works or spins while the calling thread works.
 _LEAST_SHARE = 0.25
-# Each attempt watches twice as long as the one before; most steps that use one thread only.
+# Each attempt watches twice as long as the one before. A step that uses one thread has no others.
 _MOST_ATTEMPTS = 6
 
 
 class ThreadPlacement:
-    """A context around each step; the calling thread and its helpers have a CPU each inside.
+    """A context around each step: inside, the calling thread and OpenMP's others have a CPU each.
 
-    Outside, the calling thread may run anywhere, as may whatever it starts. The helpers keep their
-    CPUs until `release`. Nothing happens unless torch uses as many threads as there are CPUs, on
-    Linux: with a CPU to spare, Linux itself moves threads apart.
+    Outside, the calling thread may run anywhere, as may whatever it starts. The others stay pinned
+    until `release`. Nothing happens unless torch uses as many threads as there are CPUs, on Linux:
+    with a CPU to spare, Linux itself moves threads apart.
 
     Args:
         device: that computes the steps.
@@ -45,14 +45,14 @@ class ThreadPlacement:
         self._began_s: float | None = None
         self._before: dict[int, float] = {}
         self._cpus: list[int] = []
-        # The helpers' numbers; empty until they are known.
-        self._helpers: list[int] = []
+        # Numbers of OpenMP's other threads; empty until they are known.
+        self._others: list[int] = []
         self._is_placed = False
 
     def __enter__(self) -> None:
-        if not self._helpers and self._attempts_left and self._began_s is None:
+        if not self._others and self._attempts_left and self._began_s is None:
             self._begin_watch()
-        if self._helpers:
+        if self._others:
             self._place()
 
     def __exit__(self, *exception: object) -> None:
@@ -63,9 +63,9 @@ class ThreadPlacement:
             self._end_watch()
 
     def release(self) -> None:
-        """Lets the helpers run anywhere; they are placed again where a step follows."""
+        """Unpins OpenMP's threads; the next step pins them again."""
         if sys.platform == "linux" and self._is_placed:
-            for thread in self._helpers:
+            for thread in self._others:
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(thread, self._cpus)
         self._is_placed = False
@@ -73,24 +73,27 @@ class ThreadPlacement:
     def _place(self) -> None:
         if sys.platform != "linux":
             return
+        if torch.get_num_threads() != len(self._cpus):
+            self.release()
+            return
         try:
             if self._is_placed:
                 # OpenMP ends threads where fewer are wanted, and starts others with the CPUs of
                 # the thread that needs them.
-                for thread in self._helpers:
+                for thread in self._others:
                     os.sched_getaffinity(thread)
             else:
-                for cpu, thread in zip(self._cpus[1:], self._helpers, strict=True):
+                for cpu, thread in zip(self._cpus[1:], self._others, strict=True):
                     os.sched_setaffinity(thread, {cpu})
             os.sched_setaffinity(0, {self._cpus[0]})
             self._is_placed = True
         except OSError:
-            # A helper has ended, or a CPU was taken away.
+            # A thread has ended, or a CPU was taken away.
             self._is_placed = True
             self.release()
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
-            self._helpers = []
+            self._others = []
 
     def _begin_watch(self) -> None:
         if sys.platform == "linux":
@@ -99,19 +102,19 @@ class ThreadPlacement:
         if num_threads == 1 or len(self._cpus) != num_threads:
             self._attempts_left = 0
             return
-        # Found by another of these, as for the session before.
+        # Another placement has found and named them.
         known = [
             thread
             for thread, name in thread_times.names_by_thread().items()
-            if name == _helper_name()
+            if name == _openmp_name()
         ]
         if len(known) == num_threads - 1:
-            self._helpers = known
+            self._others = known
             return
         self._began_s, self._before = thread_times.own_s(), thread_times.seconds_by_thread()
 
     def _end_watch(self) -> None:
-        """The helpers are the other threads that were busy, if there are as many as expected."""
+        """OpenMP's are the threads that were busy, if there are as many as expected."""
         assert self._began_s is not None
         own_s = thread_times.own_s() - self._began_s
         busy = [
@@ -124,11 +127,11 @@ class ThreadPlacement:
         self._attempts_left -= 1
         self._watched_s *= 2
         if len(busy) == len(self._cpus) - 1:
-            self._helpers = busy
+            self._others = busy
             for thread in busy:
-                thread_times.rename(thread, _helper_name())
+                thread_times.rename(thread, _openmp_name())
 
 
-def _helper_name() -> str:
-    """The name of the calling thread's helpers, which top and gdb show: at most 15 letters."""
+def _openmp_name() -> str:
+    """The name of the threads that OpenMP has started for this one; `top -H` and gdb show it."""
     return f"omp {threading.get_native_id()}"
