@@ -25,7 +25,6 @@ _LEAST_OPERATORS = 150
 _TINY_S = 2e-5
 _LEAST_SHARE = 0.05
 _LEAST_IDLE = 0.15
-_LARGER = 4
 # Where one of these is found, small operators are what it leads to.
 _CAUSES = ("synchronization", "printing", "python-loop")
 # By how much the logarithm of a speed-up counts, of what changes rounding or what is computed:
@@ -167,6 +166,8 @@ def _larger_batch(report: StepProfile) -> Iterator[Advice]:
     rest_s = max(0.0, report.mean_step_s - probe.affected_s)
     data_s = report.seconds("data") + report.seconds("copy")
     once_s = phases.get("optimizer", report.seconds("optimizer"))
+    # The optimizer makes one step where it made so many.
+    larger_by = probe.batch_size / max(size, 1)
     if micro_size < size:
         larger = min(size, probe.batch_size)
         saved = _saved(probe)
@@ -184,7 +185,7 @@ def _larger_batch(report: StepProfile) -> Iterator[Advice]:
         )
         return
     per_sample = [
-        probe.affected_s * ratio + data_s + once_s / _LARGER + max(0.0, rest_s - data_s - once_s)
+        probe.affected_s * ratio + data_s + once_s / larger_by + max(0.0, rest_s - data_s - once_s)
         for ratio in (probe.ratio.middle, probe.ratio.high, probe.ratio.low)
     ]
     middle, low, high = (report.mean_step_s / one for one in per_sample)
