@@ -46,6 +46,8 @@ _KIND_WORDS: dict[InputKind, str] = {
     "tensors": "numbers", "file": "files", "text": "texts", "value": "JSON values",
 }  # fmt: skip
 MOST_TOP = 10_000
+# Dimensions in an error.
+_MOST_SIZES = 16
 
 
 class PredictBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +63,17 @@ class PredictBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
 
 
+class PredictAnswer(msgspec.Struct, frozen=True):
+    """The JSON of its response. predictions: for each input its rows, one for each sample in it.
+
+    NaN is null in JSON.
+    """
+
+    model: str
+    version: str
+    predictions: list[Sequence[dict[str, Any]]]
+
+
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the query of `POST /predict` says; the fields of a JSON body replace it."""
 
@@ -68,6 +81,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
+_STREAM_WORDS = ("true", "1", "", "false", "0")
 _body_decoder = msgspec.json.Decoder(PredictBody)
 
 
@@ -259,7 +273,7 @@ def _tensor_inputs(
     columns = [_column(values, spec, model) for spec in model.inputs]
     try:
         tensors = tuple(
-            sample_tensor(column, spec, limits)
+            _sample_tensor(column, spec, limits)
             for column, spec in zip(columns, model.inputs, strict=True)
         )
     except _Ragged:
@@ -289,15 +303,12 @@ class _Ragged(UsageError):
     """The samples of a request differ in shape, or lists within one sample differ in length."""
 
 
-def sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> WireTensor:
+def _sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> WireTensor:
     """JSON samples as one tensor with the shape and dtype of the model.
 
     Dimensions of 1 may be missing: 28 x 28 numbers are taken for 1 x 28 x 28.
-
-    Raises:
-        UsageError: input-shape-wrong, input-type-wrong, input-not-finite, tensor-too-large
     """
-    shape, numbers = flattened(values, spec, limits)
+    shape, numbers = flattened(values, spec)
     given, wanted = shape[1:], spec.shape[1:]
     if not _fits(given, wanted):
         fixed = tuple(size for size in wanted if size is not None and size != 1)
@@ -311,15 +322,13 @@ def sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> W
     return WireTensor(spec.name, spec.dtype, shape, number_bytes(numbers, spec, limits))
 
 
-def flattened(
-    values: list[Any], spec: TensorSpec, limits: ServeLimits
-) -> tuple[tuple[int, ...], list[Any]]:
+def flattened(values: list[Any], spec: TensorSpec) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of nested lists, and their elements in C order.
 
     numpy's own reading of nested lists would make texts as long as the longest of them.
 
     Raises:
-        UsageError: input-shape-wrong, json-too-deep
+        UsageError: input-shape-wrong
     """
     shape, level = [len(values)], values
     while level and type(level[0]) is list:
@@ -330,8 +339,6 @@ def flattened(
                 because="lists at the same depth differ in length, or are mixed with numbers",
                 fix=f"send samples of shape {shape_text(spec.shape[1:])}",
             )
-        if len(shape) > limits.json_depth:
-            raise too_deep(limits)
         shape.append(len(level[0]))
         level = list(chain.from_iterable(level))
     return tuple(shape), level
@@ -418,8 +425,9 @@ def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """(None, 28) -> "[any, 28]"."""
-    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
+    """(None, 28) -> "[any, 28]"; a client's shape may be very long."""
+    sizes = ["any" if size is None else str(size)[:20] for size in shape[:_MOST_SIZES]]
+    return f"[{', '.join([*sizes, '...'] if len(shape) > _MOST_SIZES else sizes)}]"
 
 
 def split_samples(
@@ -447,10 +455,10 @@ def _rows(tensor: WireTensor, start: int, count: int) -> WireTensor:
 
 
 def query_options(query: dict[str, str]) -> CallOptions:
-    """`top` and `timeout_s` from the query.
+    """`top` and `timeout_s` from the query, of which all is checked.
 
     Raises:
-        UsageError: request-invalid: an unknown name, or not a number
+        UsageError: request-invalid
     """
     known = {"top", "timeout_s", "stream"}
     for name in query:
@@ -460,6 +468,12 @@ def query_options(query: dict[str, str]) -> CallOptions:
                 f"`{name[:50]}` is no parameter of this route.",
                 fix=nearest(name[:50], known),
             )
+    if query.get("stream", "").lower() not in _STREAM_WORDS:
+        raise UsageError(
+            "request-invalid",
+            f"`stream={query['stream'][:50]}` is neither true nor false.",
+            fix="use `stream=true`, or leave it out",
+        )
     try:
         top = int(query.get("top", "1"))
         timeout_s = float(query["timeout_s"]) if "timeout_s" in query else None

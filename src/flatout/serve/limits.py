@@ -16,12 +16,14 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a request.
 
     body_bytes: of a body, also after it was decompressed. body_s: until all of it has arrived.
+    held_bytes: of the bodies of all requests that are being answered.
     tensor_bytes: of one tensor. num_inputs: inputs or samples. json_depth: of nested lists and
     objects. image_pixels: of an image, by its header; file_bytes: of a compressed file's content.
     """
 
     body_bytes: int = 64 << 20
     body_s: float = 30.0
+    held_bytes: int = 1 << 30
     tensor_bytes: int = 256 << 20
     num_inputs: int = 10_000
     json_depth: int = 32

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
 from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.serve.http_errors import ErrorBody, error_statuses
-from flatout.serve.inputs import MOST_TOP, takes_values
-from flatout.serve.open_inference import V2Request, V2Response, model_metadata
+from flatout.serve.inputs import MOST_TOP, PredictAnswer, takes_values
+from flatout.serve.open_inference import V2ModelMetadata, V2Request, V2Response, model_metadata
 
 Document = dict[str, Any]
 
@@ -42,46 +43,18 @@ def openapi_document(model: ServedModel | None, version: str, *, has_token: bool
 
 def _schemas() -> Document:
     _, components = msgspec.json.schema_components(
-        (ErrorBody, V2Request, V2Response), ref_template="#/components/schemas/{name}"
+        (ErrorBody, PredictAnswer, V2Request, V2Response, V2ModelMetadata),
+        ref_template="#/components/schemas/{name}",
     )
-    metadata = ["name", "versions", "platform", "inputs", "outputs"]
-    return {
-        **components,
-        "PredictAnswer": {
-            "title": "PredictAnswer",
-            "type": "object",
-            "description": "predictions: for each input a list of rows, one for each sample in it.",
-            "properties": {
-                "model": {"type": "string"},
-                "version": {"type": "string"},
-                "predictions": {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "object"}},
-                },
-            },
-            "required": ["model", "version", "predictions"],
-        },
-        "ModelMetadata": {
-            "title": "ModelMetadata",
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "versions": {"type": "array", "items": {"type": "string"}},
-                "platform": {"type": "string"},
-                "inputs": {"type": "array", "items": {"type": "object"}},
-                "outputs": {"type": "array", "items": {"type": "object"}},
-            },
-            "required": metadata,
-        },
-    }
+    return components
 
 
 def _paths(model: ServedModel | None) -> Document:
     ready = _get("Whether a replica is ready", {"200": _value("ready", True)}, (503,))
     live = _get("Whether the server runs", {"200": _value("live", True)}, ())
-    # Open, so that whoever restarts a container needs no token.
+    # Open, so that what restarts a container needs no token.
     live["security"] = []
-    metadata = {"200": _json("The model", "ModelMetadata")}
+    metadata = {"200": _json("The model", "V2ModelMetadata")}
     v2 = {
         "/v2": {"get": _get("The server", {"200": _value("name", "flatout")}, ())},
         "/v2/health/live": {"get": live},
@@ -255,13 +228,14 @@ def _infer(model: ServedModel | None) -> Document:
 def _v2_example(model: ServedModel) -> Document | None:
     """A request with zeros, if it is short."""
     inputs = []
-    for tensor in model_metadata(model)["inputs"]:
-        shape = [1, *(1 if size == -1 else size for size in tensor["shape"][1:])]
-        count = 1
-        for size in shape:
-            count *= size
+    for tensor in model_metadata(model).inputs:
+        shape = [1, *(1 if size == -1 else size for size in tensor.shape[1:])]
+        count = math.prod(shape)
         if count > 1024:
             return None
-        zero = {"BYTES": "a text", "BOOL": False}.get(tensor["datatype"], 0)
-        inputs.append({**tensor, "shape": shape, "data": [zero] * count})
+        zero = {"BYTES": "a text", "BOOL": False}.get(tensor.datatype, 0)
+        data = [zero] * count
+        inputs.append(
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}
+        )
     return {"inputs": inputs} if inputs else None
