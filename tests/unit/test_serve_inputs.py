@@ -355,7 +355,11 @@ def test_num_elements() -> None:
 
 def test_query_options() -> None:
     assert query_options({"top": "3", "timeout_s": "1.5"}) == CallOptions(top=3, timeout_s=1.5)
-    for query in ({"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}):
+    assert query_options({"stream": "False"}) == CallOptions()
+    wrong = (
+        {"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}, {"stream": "maybe"},
+    )  # fmt: skip
+    for query in wrong:
         with pytest.raises(UsageError, match=r"`|parameter|timeout"):
             query_options(query)
 

@@ -47,8 +47,10 @@ from flatout.system.clock import elapsed_s
 
 # Without a token, they describe the routes, and not the model.
 _OPEN_PATHS = frozenset({"/health/live", "/v2/health/live", "/docs", "/openapi.json"})
-# A larger body is read in a thread, so that others are answered meanwhile.
-_LARGE_BYTES = 64 << 10
+# A larger body is read in a thread, so that others are answered meanwhile. A small file may have a
+# large content.
+_LARGE_BYTES = 1 << 20
+_LARGE_FILE_BYTES = 64 << 10
 _CLIENT_LEFT = 499
 _MOST_SWAPS = 3
 _LOG = logging.getLogger("flatout.serve")
@@ -409,7 +411,7 @@ def _wants_stream(scope: Scope, query: dict[str, str]) -> bool:
 
 
 async def _read(body: bytes, read: _Reader, model: ServedModel) -> _Parsed:
-    if len(body) > _LARGE_BYTES:
+    if len(body) > (_LARGE_FILE_BYTES if "file" in model.accepts else _LARGE_BYTES):
         return await asyncio.to_thread(read, model)
     return read(model)
 
