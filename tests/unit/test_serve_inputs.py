@@ -431,9 +431,28 @@ def _read_or_refused(body: bytes, kind: str, model: ServedModel) -> None:
 
 
 def test_check_depth_when_it_is_at_the_limit() -> None:
-    value: Any = 1
-    for _ in range(LIMITS.json_depth):
-        value = [value]
-    check_depth(value, LIMITS)
-    with pytest.raises(UsageError, match="deep"):
-        check_depth([value], LIMITS)
+    for text in (b"1", b'"[[[["', b'"]\\"[{"', b'"\\\\","[["'):
+        value = b"[" * LIMITS.json_depth + text + b"]" * LIMITS.json_depth
+        msgspec.json.decode(value)
+        check_depth(value, LIMITS)
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(b'{"a":' + value + b"}", LIMITS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values)
+def test_check_depth_when_json_is_anything(value: Any) -> None:
+    try:
+        body = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
+        return
+
+    def depth(one: Any) -> int:
+        members = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None
+        return 0 if members is None else 1 + max(map(depth, members), default=0)
+
+    limits = ServeLimits(json_depth=depth(value))
+    check_depth(body, limits)
+    if limits.json_depth:
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(body, ServeLimits(json_depth=limits.json_depth - 1))

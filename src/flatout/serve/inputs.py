@@ -30,7 +30,6 @@ from flatout.serve.limits import (
     ServeLimits,
     check_depth,
     check_num_inputs,
-    is_shallow,
     num_elements,
     too_deep,
 )
@@ -75,10 +74,26 @@ class PredictAnswer(msgspec.Struct, frozen=True):
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the query of `POST /predict` says; the fields of a JSON body replace it."""
+    """What the query of `POST /predict` says; the fields of a JSON body replace it.
+
+    Raises:
+        UsageError: request-invalid
+    """
 
     top: int = 1
     timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top <= MOST_TOP:
+            raise UsageError(
+                "request-invalid", f"`top` is {self.top}.", fix=f"use a number from 1 to {MOST_TOP}"
+            )
+        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
+            raise UsageError(
+                "request-invalid",
+                f"the timeout is {self.timeout_s} s.",
+                fix="use a time above 0",
+            )
 
 
 _STREAM_WORDS = ("true", "1", "", "false", "0")
@@ -115,12 +130,9 @@ def predict_requests(
     return tuple(_request(one, options) for one in inputs)
 
 
-def _request(one: AnyInput, options: CallOptions, num_samples: int = 1) -> InferRequest:
+def _request(one: AnyInput, options: CallOptions, count: int = 1) -> InferRequest:
     return InferRequest(
-        input=one,
-        num_samples=num_samples,
-        top=options.top,
-        deadline_s=options.timeout_s,
+        input=one, num_samples=count, top=options.top, deadline_s=options.timeout_s
     )
 
 
@@ -136,32 +148,14 @@ def _json_requests(
         )
     values = [decoded.input] if decoded.inputs is msgspec.UNSET else decoded.inputs
     check_num_inputs(len(values), limits)
-    asked = call_options(
-        options.top if decoded.top is None else decoded.top,
-        options.timeout_s if decoded.timeout_s is None else decoded.timeout_s,
+    asked = CallOptions(
+        top=options.top if decoded.top is None else decoded.top,
+        timeout_s=options.timeout_s if decoded.timeout_s is None else decoded.timeout_s,
     )
     if _are_tensors(values, model):
         tensors = _tensor_inputs(values, model, limits)
-        return tuple(_request(one, asked, num_samples) for one, num_samples in tensors)
-    inputs = [_other_input(value, model, limits) for value in values]
-    return tuple(_request(one, asked) for one in inputs)
-
-
-def call_options(top: int, timeout_s: float | None) -> CallOptions:
-    """Options that were checked.
-
-    Raises:
-        UsageError: request-invalid
-    """
-    if not 1 <= top <= MOST_TOP:
-        raise UsageError(
-            "request-invalid", f"`top` is {top}.", fix=f"use a number from 1 to {MOST_TOP}"
-        )
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise UsageError(
-            "request-invalid", f"the timeout is {timeout_s} s.", fix="use a time above 0"
-        )
-    return CallOptions(top=top, timeout_s=timeout_s)
+        return tuple(_request(one, asked, count) for one, count in tensors)
+    return tuple(_request(_other_input(value, model, limits), asked) for value in values)
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLimits) -> Any:
@@ -171,9 +165,7 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         UsageError: body-not-readable, request-invalid, json-too-deep
     """
     try:
-        if not is_shallow(body, limits):
-            check_depth(msgspec.json.decode(body), limits)
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise UsageError(
             "request-invalid",
@@ -191,6 +183,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         ) from error
     except RecursionError as error:
         raise too_deep(limits) from error
+    check_depth(body, limits)
+    return decoded
 
 
 def check_kind(kind: InputKind, model: ServedModel) -> None:
@@ -484,7 +478,7 @@ def query_options(query: dict[str, str]) -> CallOptions:
             because=str(error)[:200],
             fix="use numbers for `top` and `timeout_s`",
         ) from error
-    return call_options(top, timeout_s)
+    return CallOptions(top=top, timeout_s=timeout_s)
 
 
 def one_request(requests: Sequence[InferRequest]) -> InferRequest:

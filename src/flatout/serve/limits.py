@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -65,42 +65,29 @@ def check_num_inputs(count: int, limits: ServeLimits) -> None:
         )
 
 
-def check_depth(value: Any, limits: ServeLimits) -> None:
-    """Refuses a JSON value whose lists and objects are nested too deep.
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_depth(body: bytes, limits: ServeLimits) -> None:
+    """Refuses valid JSON whose lists and objects are nested too deep.
 
     Raises:
         UsageError: json-too-deep
     """
-    level: list[Any] = [value]
-    for _ in range(limits.json_depth + 1):
-        level = [item for one in level for item in _members(one)]
-        if not level:
-            return
-    raise too_deep(limits)
+    # Its texts may contain brackets, too, but in most cases they are balanced or none.
+    if _is_deep(body, limits) and _is_deep(_TEXT.sub(b"", body), limits):
+        raise too_deep(limits)
 
 
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-
-def is_shallow(body: bytes, limits: ServeLimits) -> bool:
-    """Whether JSON is certainly not nested too deep, from its brackets alone.
-
-    False is no proof: texts may contain brackets too.
-    """
+def _is_deep(body: bytes, limits: ServeLimits) -> bool:
     brackets = body.translate(None, _NOT_BRACKETS)
-    # Each pass removes the innermost level.
     for _ in range(limits.json_depth):
-        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(outer) == len(brackets):
-            break
-        brackets = outer
-    return not brackets
-
-
-def _members(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        if not brackets:
+            return False
+        # The innermost level.
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
 
 
 def too_deep(limits: ServeLimits) -> UsageError:

@@ -109,12 +109,11 @@ class OutputWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class V2Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was checked. wishes: by name; empty returns all outputs as `default` says."""
+    """A request that was checked. wishes: the outputs to return, by name."""
 
     requests: tuple[InferRequest, ...]
     id: str | None
     wishes: dict[str, OutputWish]
-    default: OutputWish
 
 
 _request_decoder = msgspec.json.Decoder(V2Request)
@@ -153,7 +152,6 @@ def v2_call(body: bytes, header: str | None, model: ServedModel, limits: ServeLi
         ),
         id=request.id,
         wishes=wishes,
-        default=OutputWish(is_binary=_is_binary(request)),
     )
 
 
@@ -359,14 +357,11 @@ def _length_prefixed(blob: bytes) -> list[bytes]:
     return items
 
 
-def _is_binary(request: V2Request) -> bool:
-    return request.parameters.get("binary_data_output") is True
-
-
 def _wishes(request: V2Request, model: ServedModel, is_raw: bool) -> dict[str, OutputWish]:
-    """How each output that the client asks for is returned."""
+    """The outputs that the client asks for, or all."""
     names = [spec.name for spec in model.outputs] if is_raw else [BYTES_OUTPUT]
-    wishes = {}
+    is_binary = request.parameters.get("binary_data_output") is True
+    wishes = {} if request.outputs else dict.fromkeys(names, OutputWish(is_binary=is_binary))
     for output in request.outputs:
         if output.name not in names:
             raise UsageError(
@@ -389,8 +384,9 @@ def _wishes(request: V2Request, model: ServedModel, is_raw: bool) -> dict[str, O
                 because="it contains rows as JSON, which name the label already",
                 fix="leave out `classification`",
             )
-        is_binary = output.parameters.get("binary_data", _is_binary(request)) is True
-        wishes[output.name] = OutputWish(is_binary=is_binary, classes=classes)
+        wishes[output.name] = OutputWish(
+            is_binary=output.parameters.get("binary_data", is_binary) is True, classes=classes
+        )
     return wishes
 
 
@@ -403,7 +399,7 @@ def v2_response(call: V2Call, answers: Sequence[Answer]) -> tuple[bytes, int | N
         tensors = (WireTensor(BYTES_OUTPUT, "bytes", (len(rows),), _prefixed(rows)),)
     outputs, blobs = [], []
     for tensor in tensors:
-        wish = call.wishes.get(tensor.name) if call.wishes else call.default
+        wish = call.wishes.get(tensor.name)
         if wish is None:
             continue
         shown = _classified(tensor, wish.classes, model.labels) if wish.classes else tensor
