@@ -97,6 +97,8 @@ def test_v2_call_when_the_data_is_binary() -> None:
         (x_with(shape=[2**40, 2**40]), "tensor-too-large"),
         (x_with(data=[1]), "tensor-data-incomplete"),
         (x_with(data=[1, "2"]), "input-type-wrong"),
+        (x_with(data=[[1], [2]]), "input-shape-wrong"),
+        (x_with(shape=[3, 2], data=[[1, 2, 3], [4, 5, 6]]), "input-shape-wrong"),
         (x_with(data=[1, 1e60]), "input-not-finite"),
         (x_with(data="12"), "request-invalid"),
         ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32"}]}, "request-invalid"),

@@ -45,7 +45,8 @@ _KIND_WORDS: dict[InputKind, str] = {
     "tensors": "numbers", "file": "files", "text": "texts", "value": "JSON values",
 }  # fmt: skip
 MOST_TOP = 10_000
-# Dimensions in an error.
+# Of what a client has sent, in an error: characters, dimensions.
+_MOST_TEXT = 300
 _MOST_SIZES = 16
 
 
@@ -170,7 +171,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         raise UsageError(
             "request-invalid",
             "the JSON of the request does not have the form of this route.",
-            because=str(error),
+            # It may name a field of any length.
+            because=str(error)[:_MOST_TEXT],
             fix="see /docs for the form and an example",
         ) from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -287,7 +289,7 @@ def _column(values: list[Any], spec: TensorSpec, model: ServedModel) -> list[Any
             given = sorted(value)[:20] if isinstance(value, dict) else type(value).__name__
             raise UsageError(
                 "request-invalid",
-                f"input {number} does not have the model's tensors: {given}.",
+                f"input {number} does not have the model's tensors: {str(given)[:_MOST_TEXT]}.",
                 fix=f"send an object with {', '.join(sorted(names))}",
             )
     return [value[spec.name] for value in values]

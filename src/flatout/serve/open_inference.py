@@ -289,7 +289,14 @@ def _json_data(tensor: V2Tensor, spec: TensorSpec, count: int) -> list[Any]:
             f"`{tensor.name[:100]}` has no data.",
             fix="send `data`, or the parameter `binary_data_size` and the data after the JSON",
         )
-    _, numbers = flattened(tensor.data, spec)
+    shape, numbers = flattened(tensor.data, spec)
+    if len(shape) > 1 and list(shape) != tensor.shape:
+        raise UsageError(
+            "input-shape-wrong",
+            f"the data of `{tensor.name[:100]}` is nested as {shape_text(shape)}.",
+            because=f"its shape is {shape_text(tensor.shape)}",
+            fix="nest it as its shape, or send one flat list",
+        )
     if len(numbers) != count:
         raise _wrong_length(tensor, count, len(numbers), "numbers")
     return numbers
