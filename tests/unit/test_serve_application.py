@@ -385,7 +385,7 @@ def test_server_when_headers_are_too_large() -> None:
         assert client.get("/health/live", headers={"a": "b" * 30_000}).status_code == 200
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
 def test_server_when_headers_are_slow(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(http_server, "_HEADERS_S", 0.3)
     with serving(LinearDispatcher()) as address, client_of(address) as client:

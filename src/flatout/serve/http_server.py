@@ -53,7 +53,7 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         was_in_headers = self._is_in_headers
         super().data_received(data)
-        if not self._is_in_headers:
+        if not self._is_in_headers and self.cycle and not self.cycle.response_complete:
             # In most cases these were all of a request, and there is no timer.
             self._stop_timer()
             return
