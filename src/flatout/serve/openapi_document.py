@@ -55,6 +55,7 @@ def _paths(model: ServedModel | None) -> Document:
     # Open, so that what restarts a container needs no token.
     live["security"] = []
     metadata = {"200": _json("The model", "V2ModelMetadata")}
+    text = {"description": "Text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     v2 = {
         "/v2": {"get": _get("The server", {"200": _value("name", "flatout")}, ())},
         "/v2/health/live": {"get": live},
@@ -73,7 +74,7 @@ def _paths(model: ServedModel | None) -> Document:
         "/predict": {"post": _predict(model)},
         "/health/live": {"get": live},
         "/health/ready": {"get": ready},
-        "/metrics": {"get": _get("Metrics for Prometheus", {"200": _text("text/plain")}, ())},
+        "/metrics": {"get": _get("Metrics for Prometheus", {"200": text}, ())},
         **v2,
     }
 
@@ -90,11 +91,6 @@ def _errors(statuses: tuple[int, ...]) -> Document:
 def _json(description: str, schema: str) -> Document:
     reference = {"$ref": f"#/components/schemas/{schema}"}
     return {"description": description, "content": {"application/json": {"schema": reference}}}
-
-
-def _text(content_type: str) -> Document:
-    schema = {"type": "string"}
-    return {"description": "Text", "content": {content_type: {"schema": schema}}}
 
 
 def _value(name: str, value: bool | str) -> Document:
@@ -162,28 +158,21 @@ def _input_schema(model: ServedModel | None) -> Document:
     if "tensors" in model.accepts and len(model.inputs) == 1:
         kinds.append(_sample_schema(model.inputs[0]))
     elif "tensors" in model.accepts and model.inputs:
-        properties = {spec.name: _sample_schema(spec) for spec in model.inputs}
-        kinds.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties),
-                "additionalProperties": False,
-            }
-        )
+        kinds.append(_object({spec.name: _sample_schema(spec) for spec in model.inputs}))
     if "text" in model.accepts:
         kinds.append({"type": "string"})
     if "file" in model.accepts:
-        base64 = {"type": "string", "contentEncoding": "base64"}
-        kinds.append(
-            {
-                "type": "object",
-                "properties": {"base64": base64},
-                "required": ["base64"],
-                "additionalProperties": False,
-            }
-        )
+        kinds.append(_object({"base64": {"type": "string", "contentEncoding": "base64"}}))
     return {"anyOf": kinds} if len(kinds) > 1 else kinds[0] if kinds else {}
+
+
+def _object(properties: Document) -> Document:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 # Numbers that a JSON schema says of a dtype: float16 ends at 65504.
