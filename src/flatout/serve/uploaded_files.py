@@ -5,6 +5,7 @@ Names of uploaded files are not looked at. Only headers are read here; replicas 
 
 from __future__ import annotations
 
+import gzip
 import io
 import math
 import re
@@ -35,7 +36,7 @@ _MAGIC = (
 _IMAGES = {
     ".png": "PNG", ".jpg": "JPEG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP", ".tiff": "TIFF",
 }  # fmt: skip
-# What Pillow and numpy raise for damaged files.
+# What Pillow, numpy and gzip raise for damaged files.
 _UNREADABLE = (
     OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, ArithmeticError,
     MemoryError, RuntimeError, struct.error, tokenize.TokenError, zlib.error,
@@ -127,25 +128,18 @@ def _check_array(data: bytes, limits: ServeLimits) -> None:
 
 def _check_gzip(data: bytes, limits: ServeLimits) -> None:
     """Decompresses without keeping the content: the size in the trailer may be wrong."""
-    total, rest = 0, data
-    # A file may have several members, one after the other.
-    while rest:
-        stream = zlib.decompressobj(31)
-        try:
-            while not stream.eof:
-                piece = stream.decompress(rest, _PIECE_BYTES)
+    total = 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(_PIECE_BYTES):
                 total += len(piece)
                 if total > limits.file_bytes:
                     raise _too_large(
                         "a compressed file is too large.",
                         f"it contains more than {bytes_text(limits.file_bytes)}",
                     )
-                if not piece and not stream.unconsumed_tail and not stream.eof:
-                    raise _damaged("a compressed file is truncated")
-                rest = stream.unconsumed_tail
-        except zlib.error as error:
-            raise _damaged("a compressed file cannot be read", str(error)) from error
-        rest = stream.unused_data
+    except _UNREADABLE as error:
+        raise _damaged("a compressed file cannot be read", str(error)) from error
 
 
 class _Parts:
