@@ -260,9 +260,7 @@ class _Routes:
 
         return await self._answer(scope, receive, body, read)
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, body: bytes, read: _Reader
-    ) -> Response:
+    async def _answer(self, scope: Scope, receive: Receive, body: bytes, read: _Reader) -> Response:
         """The response to a body, by the model that it was read for.
 
         A swap in between has it read and computed again.

@@ -83,8 +83,7 @@ class _Connection(HttpToolsProtocol):
         self._refuse(
             UsageError(
                 "headers-too-slow",
-                "the headers of the request did not arrive within "
-                f"{seconds_text(_HEADERS_S)}.",
+                f"the headers of the request did not arrive within {seconds_text(_HEADERS_S)}.",
                 fix="send them at once; open a connection when there is a request",
             )
         )

@@ -132,9 +132,7 @@ def predict_requests(
 
 
 def _request(one: AnyInput, options: CallOptions, count: int = 1) -> InferRequest:
-    return InferRequest(
-        input=one, num_samples=count, top=options.top, deadline_s=options.timeout_s
-    )
+    return InferRequest(input=one, num_samples=count, top=options.top, deadline_s=options.timeout_s)
 
 
 def _json_requests(

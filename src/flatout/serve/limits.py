@@ -66,6 +66,7 @@ def check_num_inputs(count: int, limits: ServeLimits) -> None:
 
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AS_LISTS = bytes.maketrans(b"{}", b"[]")
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -81,12 +82,12 @@ def check_depth(body: bytes, limits: ServeLimits) -> None:
 
 
 def _is_deep(body: bytes, limits: ServeLimits) -> bool:
-    brackets = body.translate(None, _NOT_BRACKETS)
+    brackets = body.translate(_AS_LISTS, _NOT_BRACKETS)
     for _ in range(limits.json_depth):
         if not brackets:
             return False
         # The innermost level.
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")
     return bool(brackets)
 
 

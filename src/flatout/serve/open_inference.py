@@ -199,9 +199,7 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
     return min(timeout_us, 10**15) / 1e6
 
 
-def _binary_parts(
-    tensors: Sequence[V2Tensor], body: bytes, position: int
-) -> list[bytes | None]:
+def _binary_parts(tensors: Sequence[V2Tensor], body: bytes, position: int) -> list[bytes | None]:
     """For each input its part of the body, or None where its data is in the JSON before it."""
     parts: list[bytes | None] = []
     for tensor in tensors:
