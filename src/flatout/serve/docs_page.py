@@ -16,7 +16,9 @@ _FILES = {
     "swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css",
     "favicon-32x32.png": "image/png",
 }  # fmt: skip
-_SCRIPT = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true});'
+# The package's Swagger UI refuses 3.1, but shows what there is of it here.
+_SCRIPT = """fetch("openapi.json").then(response => response.json()).then(document =>
+  SwaggerUIBundle({spec: {...document, openapi: "3.0.3"}, dom_id: "#swagger-ui"}));"""
 # Addresses are relative, for a proxy that serves it under a prefix.
 _PAGE = f"""<!doctype html>
 <html lang="en">
