@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import struct
+import time
 import zlib
 from typing import Any
 
@@ -275,6 +276,14 @@ def test_file_input_when_it_is_correct(data: bytes, suffix: str) -> None:
     assert file_input(data, LIMITS) == FileInput(data, suffix)
 
 
+def test_file_input_when_gzip_has_many_members() -> None:
+    data = gzip.compress(b"") * 100_000
+    began_s = time.process_time()
+    assert file_input(data, LIMITS) == FileInput(data, ".gz")
+    # Where each copied the rest of the file, it took minutes.
+    assert time.process_time() - began_s < 5
+
+
 @pytest.mark.parametrize(
     ("magic", "suffix"),
     [(b"\xff\xd8\xff", ".jpg"), (b"BM", ".bmp"), (b"II*\x00", ".tiff"), (b"RIFF0000WEBP", ".webp")],
@@ -355,7 +364,11 @@ def test_num_elements() -> None:
 
 def test_query_options() -> None:
     assert query_options({"top": "3", "timeout_s": "1.5"}) == CallOptions(top=3, timeout_s=1.5)
-    for query in ({"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}):
+    assert query_options({"stream": "False"}) == CallOptions()
+    wrong = (
+        {"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}, {"stream": "maybe"},
+    )  # fmt: skip
+    for query in wrong:
         with pytest.raises(UsageError, match=r"`|parameter|timeout"):
             query_options(query)
 
@@ -427,9 +440,28 @@ def _read_or_refused(body: bytes, kind: str, model: ServedModel) -> None:
 
 
 def test_check_depth_when_it_is_at_the_limit() -> None:
-    value: Any = 1
-    for _ in range(LIMITS.json_depth):
-        value = [value]
-    check_depth(value, LIMITS)
-    with pytest.raises(UsageError, match="deep"):
-        check_depth([value], LIMITS)
+    for text in (b"1", b'"[[[["', b'"]\\"[{"', b'"\\\\","[["'):
+        value = b"[" * LIMITS.json_depth + text + b"]" * LIMITS.json_depth
+        msgspec.json.decode(value)
+        check_depth(value, LIMITS)
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(b'{"a":' + value + b"}", LIMITS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values)
+def test_check_depth_when_json_is_anything(value: Any) -> None:
+    try:
+        body = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
+        return
+
+    def depth(one: Any) -> int:
+        members = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None
+        return 0 if members is None else 1 + max(map(depth, members), default=0)
+
+    limits = ServeLimits(json_depth=depth(value))
+    check_depth(body, limits)
+    if limits.json_depth:
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(body, ServeLimits(json_depth=limits.json_depth - 1))

@@ -19,7 +19,9 @@ from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket
 from flatout.system.signals import Interrupts
 
-_PACKAGES = ("fastapi", "uvicorn")
+_PACKAGES = (
+    "starlette", "uvicorn", "httptools", "python_multipart", "PIL", "swagger_ui_bundle",
+)  # fmt: skip
 
 # The command line asks for these here.
 __all__ = ["interrupts", "is_exported", "secret_of", "serve", "swap"]
@@ -60,7 +62,7 @@ def serve(
             pid=os.getpid(),
             findings=(*source.findings, *_warnings(request)),
         )
-        # Only here: it imports FastAPI and uvicorn.
+        # Only here: they import Starlette and uvicorn.
         from flatout.serve.http_server import new_event_loop
         from flatout.serve.running_server import RunningServer
 
@@ -92,7 +94,7 @@ def _check_packages() -> None:
     if missing:
         raise UsageError(
             "serve-package-missing",
-            f"`flatout serve` needs {' and '.join(missing)}.",
+            f"`flatout serve` needs {', '.join(missing)}.",
             because="the server is built on them; training does without",
             fix="pip install 'flatout[serve]'",
         )
