@@ -77,6 +77,13 @@ class ReplicaLost(ServeEvent, frozen=True, kw_only=True, tag="replica-lost"):
     printed: str = ""
 
 
+class ReplicaPrinted(ServeEvent, frozen=True, kw_only=True, tag="replica-printed"):
+    """What a replica has written to stderr while it answers, such as the traceback of a failure."""
+
+    replica: int
+    text: str
+
+
 class ReplicaRestored(ServeEvent, frozen=True, kw_only=True, tag="replica-restored"):
     """A replica that was lost answers again."""
 

@@ -122,6 +122,6 @@ def _with_log(event: ServeEvent) -> ServeEvent:
     if not isinstance(event, ReplicaLost) or not event.printed.strip():
         return event
     log = runs_api.record_crash(event.printed)
-    fixes = (Fix(text=f"read what it printed: {log}"),)
+    fixes = (*event.finding.fixes, Fix(text=f"read what it printed: {log}"))
     finding = msgspec.structs.replace(event.finding, fixes=fixes)
     return msgspec.structs.replace(event, finding=finding, printed="")

@@ -117,8 +117,12 @@ def wait_s(ahead_samples: int, num_replicas: int, times: BatchTimes | None) -> f
 def late_by_s(
     waiting_s: float | None, own_s: float | None, deadline_s: float
 ) -> float | None:  # fmt: skip
-    """By how much a request would miss its deadline; None: it is expected to meet it."""
-    if waiting_s is None:
+    """By how much a request would miss its deadline; None: it is expected to meet it.
+
+    A request with nothing ahead is always computed: times that were too long by chance would
+    otherwise refuse everything, and nothing would correct them.
+    """
+    if not waiting_s:
         return None
     late_s = waiting_s + (own_s or 0.0) - deadline_s
     return late_s if late_s > 0 else None

@@ -149,7 +149,7 @@ def plan_like(new: ReplicaPlan, old: ReplicaPlan) -> ReplicaPlan:
     template = new.starts[0]
     starts = []
     for start in old.starts:
-        kept = {name: start.fixed[name] for name in ("device",) if name in start.fixed}
+        kept = {name: value for name, value in start.fixed.items() if name == "device"}
         starts.append(
             msgspec.structs.replace(
                 template,

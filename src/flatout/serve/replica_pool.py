@@ -80,8 +80,7 @@ class ReplicaPool:
     @property
     def num_open(self) -> int:
         """Requests that are not answered."""
-        sent = (batch for replica in self.replicas for batch in replica.sent())
-        return len(self.queue) + sum(len(batch.unanswered) for batch in sent)
+        return len(self.queue) + len(_open_in(self._sent()))
 
     def wait_s(self) -> float | None:
         """How long a request that comes now is estimated to wait; None: not known."""
@@ -122,7 +121,7 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """Answers what is in it, then ends the replicas."""
-        while self.queue or any(replica.sent() for replica in self.replicas):
+        while self.queue or self._sent():
             self._has_changed.clear()
             await self._has_changed.wait()
         self._watch.cancel()
@@ -135,11 +134,7 @@ class ReplicaPool:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests without an answer."""
-        for replica in self.replicas:
-            for batch in replica.sent():
-                for pending in batch.unanswered.values():
-                    pending.fail(error)
-        for pending in self.queue:
+        for pending in (*_open_in(self._sent()), *self.queue):
             pending.fail(error)
 
     # What replicas call.
@@ -186,9 +181,9 @@ class ReplicaPool:
                 self._totals.num_failed += 1
                 pending.fail(ModelFailed(message.finding))
         if done is not None:
-            skipped = "the process of the model has left it out"
-            for pending in batch.unanswered.values():
-                self._totals.num_failed += _kill_request(pending, skipped)
+            for pending in _open_in([batch]):
+                self._totals.num_failed += 1
+                pending.fail(RequestKilledModel("the process of the model has left it out"))
         self._has_changed.set()
 
     def replica_lost(
@@ -202,7 +197,8 @@ class ReplicaPool:
         num_failed = 0
         for pending in _open_in(computing):
             if pending.is_suspect or pending.has_pieces:
-                num_failed += _kill_request(pending, because)
+                num_failed += 1
+                pending.fail(RequestKilledModel(because))
             else:
                 pending.is_alone = pending.is_suspect = True
                 again.append(pending)
@@ -244,6 +240,9 @@ class ReplicaPool:
         self._timer = None
         self.replica_freed()
 
+    def _sent(self) -> list[SentBatch]:
+        return [batch for replica in self.replicas for batch in replica.sent()]
+
     async def _watch_deadlines(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
@@ -251,15 +250,19 @@ class ReplicaPool:
             late = [pending for pending in self.queue if pending.deadline_s <= now_s]
             self.queue.remove(late)
             for replica in self.replicas:
-                for batch in replica.sent():
-                    # A stream that has begun is not cut off.
-                    late += [
-                        pending for pending in batch.unanswered.values()
-                        if pending.deadline_s <= now_s and not pending.has_pieces
-                    ]  # fmt: skip
+                # A stream that has pieces is not cut off.
+                computed_late = [
+                    pending for pending in _open_in(replica.sent())
+                    if pending.deadline_s <= now_s and not pending.has_pieces
+                ]  # fmt: skip
+                for pending in computed_late:
+                    replica.cancel(pending.item.id)
+                late += computed_late
                 replica.kill_if_hung(now_s, self._hang_s)
             for pending in late:
-                self._totals.num_expired += _expire(pending, now_s, self.wait_s())
+                waited = seconds_text(now_s - pending.accepted_s)
+                self._totals.num_expired += 1
+                pending.fail(ServerBusy(f"no answer within {waited}", self.wait_s()))
             if late:
                 self._has_changed.set()
             self.replica_freed()
@@ -277,18 +280,3 @@ def _open_in(batches: list[SentBatch]) -> list[Pending]:
         for pending in batch.unanswered.values()
         if not pending.future.done()
     ]
-
-
-def _kill_request(pending: Pending, because: str) -> bool:
-    """Ends a request that cannot be computed; False: its client has left."""
-    is_open = not pending.future.done()
-    pending.fail(RequestKilledModel(because))
-    return is_open
-
-
-def _expire(pending: Pending, now_s: float, wait_s: float | None) -> bool:
-    """Ends a request whose time is over; False: it was over before, or its client has left."""
-    is_open = not pending.future.done()
-    waited = seconds_text(now_s - pending.accepted_s)
-    pending.fail(ServerBusy(f"no answer within {waited}", max(1.0, wait_s or 0.0)))
-    return is_open

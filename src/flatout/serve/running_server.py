@@ -145,10 +145,9 @@ class RunningServer:
         self._control.pass_on(event)
 
     def _ready(self, startup_s: float) -> ServeReady:
-        request, host = self._request, self._request.host
-        if host in ("0.0.0.0", "::"):
-            # What a browser on this computer can open.
-            host = "127.0.0.1"
+        request = self._request
+        # For all addresses, one that a browser on this computer can open.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(request.host, request.host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
         return ServeReady(
             url=url,

@@ -60,7 +60,14 @@ def running_servers() -> list[ControlFile]:
         except FlatoutError:
             # Damaged, or gone in this moment: there is no server that it leads to.
             continue
-        if psutil.pid_exists(control.pid):
+        try:
+            # A process that is younger than the file is another one with the same number.
+            is_running = psutil.Process(control.pid).create_time() <= path.stat().st_mtime + 1.0
+        except psutil.NoSuchProcess:
+            is_running = False
+        except (psutil.Error, OSError):
+            is_running = True
+        if is_running:
             found.append(control)
         else:
             remove(control.port)
