@@ -145,7 +145,7 @@ def test_image_of_another_version_is_refused(lab: Any, monkeypatch: pytest.Monke
         settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray"},
     )
     with pytest.raises(UsageError, match="here is 99.0") as reported:
-        predict._require_role(folder, LocalSystem())
+        predict.require_role(folder, LocalSystem())
     assert reported.value.rule == "cluster-versions-differ"
 
 

@@ -27,6 +27,10 @@ _uses = click.option(
 )
 _python = click.option("--python", metavar="PATH", help="Python interpreter to compute with.")
 _env = click.option("--env", metavar="NAME", help="Environment to compute in (see `flatout envs`).")
+_on = click.option(
+    "--on", type=click.Choice(["cluster"]),
+    help="Compute in the `inference` service of the cluster in this folder.",
+)  # fmt: skip
 _MODEL_OPTIONS = (
     _experiment,
     click.option(
@@ -36,6 +40,7 @@ _MODEL_OPTIONS = (
     _uses,
     _python,
     _env,
+    _on,
     trusts_run,
 )  # fmt: skip
 _WEIGHTS_OPTIONS = (
@@ -53,10 +58,7 @@ _WEIGHTS_OPTIONS = (
     _uses,
     _python,
     _env,
-    click.option(
-        "--on", type=click.Choice(["cluster"]),
-        help="Compute in the `inference` service of the cluster in this folder.",
-    ),
+    _on,
     trusts_run,
     json_document,
 )  # fmt: skip

@@ -27,10 +27,10 @@ class ServeEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class ServeStarted(ServeEvent, frozen=True, kw_only=True, tag="started"):
-    """Replicas are being started. python: the interpreter they run in."""
+    """Replicas are being started. place: the interpreter or the cluster that they run in."""
 
     name: str
-    python: str
+    place: str
     num_replicas: int
     pid: int
     findings: tuple[Finding, ...] = ()

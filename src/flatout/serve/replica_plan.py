@@ -27,15 +27,19 @@ EXPORTED = (".onnx", ".pt2")
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was found, and what starts a replica of it.
 
-    start: the first message to a replica, without its device. device: that the model was trained
-    on, `cpu` for a file. num_gpus: that a replica can use.
+    place: where replicas compute, as it is shown: an interpreter, or a cluster. command: starts
+    one. start: the first message to it, without its device. device: that the model was trained
+    on, `cpu` for a file. num_gpus: that a replica can use. has_own_cores: replicas do not share the
+    CPU cores of this machine.
     """
 
     name: str
-    python: str
+    place: str
+    command: tuple[str, ...]
     start: ReplicaStart
-    device: str
-    num_gpus: int
+    device: str = "cpu"
+    num_gpus: int = 0
+    has_own_cores: bool = False
     findings: tuple[Finding, ...] = ()
 
 
@@ -67,7 +71,8 @@ def _run(request: ModelRequest) -> ModelSource:
     torch_needed.require_torch(machine, version)
     return ModelSource(
         name=folder.path.name,
-        python=python,
+        place=python,
+        command=replica_command(python),
         start=ReplicaStart(
             model=job.folder,
             experiment=job.experiment,
@@ -95,9 +100,9 @@ def _exported(request: ModelRequest) -> ModelSource:
     because = "an exported file has its experiment's parameters in it"
     return ModelSource(
         name=path.name,
-        python=python,
+        place=python,
+        command=replica_command(python),
         start=ReplicaStart(model=str(path), fixed=request.fixed),
-        device="cpu",
         num_gpus=num_gpus_for(machine, process_env.visible_gpus()),
         findings=tuple(
             option_without_effect(option, because, "leave it out")
@@ -109,15 +114,16 @@ def _exported(request: ModelRequest) -> ModelSource:
 
 def template_of(source: ModelSource) -> ReplicaPlan:
     """The model for a running server, which knows how many replicas it has, and where."""
-    return ReplicaPlan(
-        name=source.name, command=replica_command(source.python), starts=(source.start,)
-    )  # fmt: skip
+    return ReplicaPlan(name=source.name, command=source.command, starts=(source.start,))
 
 
 def plan_replicas(source: ModelSource, request: ServeRequest) -> ReplicaPlan:
     """The replicas of a new server."""
-    devices = _devices(source, request.num_replicas)
     num_threads = None
+    if source.has_own_cores:
+        devices: list[str | None] | None = [None] * (request.num_replicas or 1)
+    else:
+        devices = _devices(source, request.num_replicas)
     if devices is None:
         # A core is left for the server.
         cores = max(1, num_usable_cores() - 1)
@@ -133,7 +139,7 @@ def plan_replicas(source: ModelSource, request: ServeRequest) -> ReplicaPlan:
     )
     return ReplicaPlan(
         name=source.name,
-        command=replica_command(source.python),
+        command=source.command,
         starts=tuple(_on(start, name) for name in devices),
         latency_s=request.latency_s if request.max_samples is None else None,
     )

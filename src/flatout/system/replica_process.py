@@ -27,10 +27,10 @@ _PRINTED_BYTES = 100_000
 _LAST_WORDS_S = 2.0
 
 
-def replica_command(python: str) -> tuple[str, ...]:
-    """The command of a replica in that interpreter's environment."""
+def replica_command(*python: str) -> tuple[str, ...]:
+    """The command of a replica. python: its interpreter, or the words that lead to it."""
     # -P: a file `queue.py` in the current folder must not be taken for Python's own.
-    return (python, "-P", "-X", "faulthandler", "-m", "flatout.engine.serve.worker")
+    return (*python, "-P", "-X", "faulthandler", "-m", "flatout.engine.serve.worker")
 
 
 class ReplicaProcess(asyncio.SubprocessProtocol):

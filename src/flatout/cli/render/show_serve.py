@@ -147,7 +147,7 @@ def _findings(event: ServeEvent) -> Iterable[Finding]:
 def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     if isinstance(event, ServeStarted):
         replicas = counted_text(event.num_replicas, "replica")
-        parts = [event.name, replicas, wording.home_text(event.python)]
+        parts = [event.name, replicas, wording.home_text(event.place)]
         yield "starting", wording.DOT.join(parts)
     elif isinstance(event, ServeReady):
         yield from ready_lines(event)
