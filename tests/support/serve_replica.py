@@ -160,6 +160,8 @@ class Replica:
                     file.write(b"x")
                     file.flush()
                     os._exit(9)
+        if what == "print":
+            print("printed by the model", file=sys.stderr, flush=True)
         if what == "hang":
             time.sleep(600)
         if what == "sleep":

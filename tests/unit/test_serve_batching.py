@@ -97,3 +97,5 @@ def test_late_by_s() -> None:
     assert late_by_s(0.5, 0.1, 0.4) == pytest.approx(0.2)
     assert late_by_s(0.2, 0.1, 0.4) is None
     assert late_by_s(None, 0.1, 0.0) is None
+    # Nothing is ahead: it is computed whatever was measured.
+    assert late_by_s(0.0, 5.0, 0.1) is None

@@ -12,7 +12,12 @@ import psutil
 import pytest
 from support.serving import action, dispatching, numbers, plan_for, text
 
-from flatout.schema.serve_control import ReplicaLost, ReplicaRestored, ServeEvent
+from flatout.schema.serve_control import (
+    ReplicaLost,
+    ReplicaPrinted,
+    ReplicaRestored,
+    ServeEvent,
+)
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
 from flatout.serve.serve_errors import (
@@ -111,6 +116,16 @@ def test_request_is_refused_early_when_it_would_miss_its_deadline() -> None:
 
     totals = asyncio.run(main()).state().totals
     assert (totals.num_busy, totals.num_expired, totals.num_answered) == (1, 0, 4)
+
+
+def test_request_is_computed_when_only_the_measured_times_are_too_long() -> None:
+    async def main() -> Answer:
+        async with dispatching(plan_for(fixed_s=0.05)) as dispatcher:
+            # From now on, a batch is expected to take longer than the deadline.
+            await dispatcher.submit(action("sleep", seconds=4.0))
+            return await dispatcher.submit(numbers([1], deadline_s=0.3))
+
+    assert values_of(asyncio.run(main())) == [2]
 
 
 def test_request_ends_when_its_deadline_passes() -> None:
@@ -232,6 +247,21 @@ def test_stream_ends_in_the_replica_when_the_client_leaves() -> None:
     asyncio.run(main())
 
 
+def test_stream_ends_in_the_replica_when_its_deadline_passes() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for()) as dispatcher:
+            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=1.0)))
+            await asyncio.sleep(0)
+            # It would take longer than the test may.
+            late = msgspec.structs.replace(text("word " * 10_000), deadline_s=0.3)
+            with pytest.raises(ServerBusy, match="busy"):
+                [piece async for piece in dispatcher.stream(late)]
+            await busy
+            assert values_of(await dispatcher.submit(numbers([1]))) == [2]
+
+    asyncio.run(main())
+
+
 def test_stream_fails_when_its_replica_dies() -> None:
     async def main() -> None:
         async with dispatching(plan_for()) as dispatcher:
@@ -276,6 +306,28 @@ def test_kill_ends_requests_and_replicas() -> None:
             assert pid is not None and not psutil.pid_exists(pid)
 
     asyncio.run(main())
+
+
+def test_kill_counts_what_gets_no_answer() -> None:
+    async def main() -> int:
+        async with dispatching(plan_for()) as dispatcher:
+            with pytest.raises(ServerBusy):
+                await dispatcher.submit(action("hang", deadline_s=0.2))
+            return await dispatcher.kill()
+
+    assert asyncio.run(main()) == 0
+
+
+def test_output_of_a_replica_is_reported_while_it_answers() -> None:
+    events: list[ServeEvent] = []
+
+    async def main() -> None:
+        async with dispatching(plan_for(), events) as dispatcher:
+            await dispatcher.submit(action("print"))
+            await until(lambda: any(isinstance(event, ReplicaPrinted) for event in events))
+
+    asyncio.run(main())
+    assert ReplicaPrinted(replica=0, text="printed by the model\n") in events
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from flatout.errors import UsageError
@@ -19,7 +20,8 @@ from flatout.system.server_socket import is_loopback, listening_socket
 def source(trained_on: str = "cpu", num_gpus: int = 0, **fixed: object) -> ModelSource:
     start = ReplicaStart(model="/runs/digits-0001", fixed=fixed)
     return ModelSource(
-        name="digits-0001", python="/p", start=start, device=trained_on, num_gpus=num_gpus
+        name="digits-0001", place="/p", command=("/p",), start=start, device=trained_on,
+        num_gpus=num_gpus,
     )  # fmt: skip
 
 
@@ -39,6 +41,13 @@ def test_threads_are_shared_out_among_replicas() -> None:
     assert start.num_threads == max(1, num_usable_cores() - 1)
     many = plan_replicas(source(), ServeRequest(num_replicas=64)).starts
     assert len(many) == 64 and many[0].num_threads == 1
+
+
+def test_cores_of_this_machine_are_not_shared_out_to_containers() -> None:
+    contained = msgspec.structs.replace(source(), has_own_cores=True)
+    (start,) = plan_replicas(contained, ServeRequest()).starts
+    assert start.num_threads is None
+    assert len(plan_replicas(contained, ServeRequest(num_replicas=3)).starts) == 3
 
 
 def test_threads_are_those_that_were_fixed() -> None:

@@ -213,6 +213,16 @@ def test_control_file_of_a_server_that_has_ended_is_removed(
     (tmp_path / "servers" / "8001.json").write_text("{")
     assert serve_files.running_servers() == []
     assert not path.exists()
+    # A process that was started since has its number.
+    path = serve_files.write_control(server(8000))
+    os.utime(path, (1.0, 1.0))
+    assert serve_files.running_servers() == []
+
+
+def test_swap_back_with_other_options_is_refused(cli: Any) -> None:
+    for words in (("--use", "precision=bf16"), ("--on", "cluster"), ("--trust",)):
+        done = cli.run("serve", "swap", "--back", *words)
+        assert done.returncode == 2 and "leave out other options" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "a b", "schlüssel", "@missing"])
