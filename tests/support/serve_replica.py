@@ -103,6 +103,7 @@ class Replica:
             accepts=("tensors", "value", "text"), can_stream=True, max_samples=most,
             batch_s={size: self.fixed_s + size * self.sample_s for size in sizes}
             if self.fixed_s or self.sample_s else {},
+            num_threads=start.parameters.get("num_threads"),
         )))  # fmt: skip
 
     def _compute(self, batch: Batch) -> None:

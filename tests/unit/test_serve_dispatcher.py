@@ -20,6 +20,7 @@ from flatout.schema.serve_control import (
 )
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
+from flatout.serve.replica_plan import plan_like
 from flatout.serve.serve_errors import (
     InputNotAccepted,
     ModelFailed,
@@ -86,6 +87,24 @@ def test_requests_are_shared_when_there_are_two_replicas() -> None:
             return {answer.rows[0]["pid"] for answer in answers}
 
     assert len(asyncio.run(main())) == 2
+
+
+def test_replicas_are_as_many_as_the_first_one_leaves_cores_for() -> None:
+    async def main() -> tuple[QueueDispatcher, set[int]]:
+        plan = msgspec.structs.replace(plan_for(num_threads=2, fixed_s=0.1), num_cores=5)
+        async with dispatching(plan) as dispatcher:
+            answers = await asyncio.gather(*(dispatcher.submit(numbers([n])) for n in range(8)))
+            back = await dispatcher.swap(plan_like(plan_for("triple", scale=3.0), dispatcher.plan))
+            assert back.model.name == "triple"
+            return dispatcher, {answer.rows[0]["pid"] for answer in answers}
+
+    dispatcher, pids = asyncio.run(main())
+    assert len(pids) == len(dispatcher.plan.starts) == 2
+    assert all(start.num_threads == 2 for start in dispatcher.plan.starts)
+    # Each replica of the server has a number of its own.
+    assert len({replica.index for replica in dispatcher.state().replicas}) == len(
+        dispatcher.state().replicas
+    )
 
 
 def test_request_is_refused_when_the_queue_is_full() -> None:

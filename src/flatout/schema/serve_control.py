@@ -14,12 +14,15 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     command: starts one of them. starts: the first message to each.
     latency_s: target for a batch; None: batches have the fixed size that the starts name.
+    num_cores: to share out among as many replicas as the first one, which alone has a start, leaves
+    room for; None: there are as many as there are starts.
     """
 
     name: str
     command: tuple[str, ...]
     starts: tuple[ReplicaStart, ...]
     latency_s: float | None = 0.02
+    num_cores: int | None = None
 
 
 class ServeEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -27,11 +30,14 @@ class ServeEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class ServeStarted(ServeEvent, frozen=True, kw_only=True, tag="started"):
-    """Replicas are being started. place: the interpreter or the cluster that they run in."""
+    """Replicas are being started. place: the interpreter or the cluster that they run in.
+
+    num_replicas: None where the first one is measured first.
+    """
 
     name: str
     place: str
-    num_replicas: int
+    num_replicas: int | None
     pid: int
     findings: tuple[Finding, ...] = ()
 

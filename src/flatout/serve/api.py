@@ -67,7 +67,7 @@ def serve(
         yield ServeStarted(
             name=source.name,
             place=source.place,
-            num_replicas=len(plan.starts),
+            num_replicas=len(plan.starts) if plan.num_cores is None else None,
             pid=os.getpid(),
             findings=(*source.findings, *_warnings(request)),
         )

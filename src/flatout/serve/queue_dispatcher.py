@@ -209,7 +209,7 @@ class QueueDispatcher:
             recent_s=self.recent_s,
             report=self._report,
         )
-        self._num_replicas += len(plan.starts)
+        self._num_replicas += plan.num_cores or len(plan.starts)
         self._warming = pool
         try:
             await pool.start()

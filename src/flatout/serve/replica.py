@@ -75,7 +75,8 @@ class ReplicaOwner(Protocol):
 class Replica:
     """One place for a replica: a process, started again each time that it dies.
 
-    first: its model, once it was ready for the first time. batches: the first one is computed, the
+    start: the first message to its process. first: its model, once it was ready for the first time.
+    batches: the first one is computed, the
     next one waits. streams: generated side by side, by the number of their request.
     """
 
@@ -90,7 +91,7 @@ class Replica:
         self.num_restarts = 0
         self._name = name
         self._command = command
-        self._start = start
+        self.start = start
         self._owner = owner
         self._phase: ReplicaPhase = "starting"
         self._process: ReplicaProcess | None = None
@@ -224,7 +225,7 @@ class Replica:
             return finding_from(died), 1
         self._process = process
         try:
-            process.send(self._start)
+            process.send(self.start)
             code = await process.wait()
         except asyncio.CancelledError:
             process.kill()

@@ -119,7 +119,7 @@ def template_of(source: ModelSource) -> ReplicaPlan:
 
 def plan_replicas(source: ModelSource, request: ServeRequest) -> ReplicaPlan:
     """The replicas of a new server."""
-    num_threads = None
+    num_threads = num_cores = None
     if source.has_own_cores:
         devices: list[str | None] | None = [None] * (request.num_replicas or 1)
     else:
@@ -127,22 +127,42 @@ def plan_replicas(source: ModelSource, request: ServeRequest) -> ReplicaPlan:
     if devices is None:
         # A core is left for the server.
         cores = max(1, num_usable_cores() - 1)
-        num_replicas = request.num_replicas or cores
+        fixed = source.start.fixed.get("num_threads")
+        num_replicas = request.num_replicas or max(1, cores // (fixed or 1))
+        is_run = not is_exported(source.start.model)
+        if is_run and cores > 1 and request.num_replicas is None and fixed is None:
+            # A large model is better served by few replicas with several threads.
+            num_replicas, num_cores = 1, cores
         devices = [None] * num_replicas
-        if "num_threads" not in source.start.fixed:
-            num_threads = max(1, cores // num_replicas)
+        num_threads = max(1, cores // num_replicas) if fixed is None else None
     start = msgspec.structs.replace(
         source.start,
         max_samples=request.max_samples,
         latency_s=request.latency_s,
         num_threads=num_threads,
+        spares_threads=num_cores is not None,
     )
     return ReplicaPlan(
         name=source.name,
         command=source.command,
         starts=tuple(_on(start, name) for name in devices),
         latency_s=request.latency_s if request.max_samples is None else None,
+        num_cores=num_cores,
     )
+
+
+def shared_out(plan: ReplicaPlan, num_threads: int, num_more: int) -> ReplicaPlan:
+    """As many replicas as there are cores and memory for.
+
+    Args:
+        plan: with `num_cores`, and one start.
+        num_threads: that its replica needs.
+        num_more: how many more of it fit into memory.
+    """
+    assert plan.num_cores is not None
+    start = msgspec.structs.replace(plan.starts[0], num_threads=num_threads, spares_threads=False)
+    count = max(1, min(plan.num_cores // num_threads, 1 + num_more))
+    return msgspec.structs.replace(plan, starts=(start,) * count, num_cores=None)
 
 
 def plan_like(new: ReplicaPlan, old: ReplicaPlan) -> ReplicaPlan:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import ReplicaPlan, ServeEvent
 from flatout.schema.serve_model import ServedModel
-from flatout.schema.serve_protocol import Answered, BatchDone
+from flatout.schema.serve_protocol import Answered, BatchDone, ReplicaReady
 from flatout.schema.units import seconds_text
 from flatout.serve.batching import BatchTimes, second_due_in_s, wait_s
 from flatout.serve.dispatcher import Answer, DispatchTotals
 from flatout.serve.pending import Pending, RequestQueue, SentBatch
 from flatout.serve.replica import MOST_BATCHES, MOST_STREAMS, Replica
+from flatout.serve.replica_plan import shared_out
 from flatout.serve.serve_errors import (
     InputNotAccepted,
     ModelFailed,
@@ -25,6 +26,7 @@ from flatout.serve.serve_errors import (
     ServerBusy,
 )
 from flatout.system.clock import elapsed_s
+from flatout.system.replica_process import num_copies_that_fit
 
 # So often deadlines are looked at: a client notices no smaller delay of a refusal.
 _EVERY_S = 0.05
@@ -66,10 +68,8 @@ class ReplicaPool:
         self._timer: asyncio.TimerHandle | None = None
         # Something has left it.
         self._has_changed = asyncio.Event()
-        self.replicas = [
-            Replica(first_index + number, plan.name, plan.command, start, self)
-            for number, start in enumerate(plan.starts)
-        ]
+        self._first_index = first_index
+        self.replicas: list[Replica] = []
         self._watch = asyncio.get_running_loop().create_task(self._watch_deadlines())
 
     @property
@@ -80,7 +80,7 @@ class ReplicaPool:
     @property
     def num_open(self) -> int:
         """Requests that are not answered."""
-        return len(self.queue) + len(_open_in(self._sent()))
+        return len(self.queue) + len(_open_in(_sent_by(self.replicas)))
 
     def wait_s(self) -> float | None:
         """How long a request that comes now is estimated to wait; None: not known."""
@@ -88,13 +88,19 @@ class ReplicaPool:
         return wait_s(ahead, self.num_ready, self.times)
 
     async def start(self) -> None:
-        """Waits until all replicas are warm.
+        """Starts all replicas, and waits until they are warm.
 
         Raises:
             ReplicaNotStarted: the others have been ended.
         """
         try:
-            ready = await asyncio.gather(*(replica.first for replica in self.replicas))
+            ready = await self._started()
+            if self.plan.num_cores is not None:
+                first = self.replicas[0]
+                num_more = num_copies_that_fit(first.status().pid)
+                self.plan = shared_out(self.plan, ready[0].model.num_threads or 1, num_more)
+                first.start = self.plan.starts[0]
+                ready = await self._started()
         except BaseException:
             await self.kill()
             raise
@@ -103,6 +109,14 @@ class ReplicaPool:
         self.findings = tuple(found.values())
         self.times = BatchTimes(self.model, self.plan.latency_s)
         self.replica_freed()
+
+    async def _started(self) -> list[ReplicaReady]:
+        """What the replicas of the plan report; those that do not run yet are started."""
+        plan = self.plan
+        for number, start in list(enumerate(plan.starts))[len(self.replicas) :]:
+            index = self._first_index + number
+            self.replicas.append(Replica(index, plan.name, plan.command, start, self))
+        return await asyncio.gather(*(replica.first for replica in self.replicas))
 
     def add(self, pending: Pending) -> None:
         """Takes a request into the queue, and sends it at once if a replica is idle."""
@@ -121,7 +135,7 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """Answers what is in it, then ends the replicas."""
-        while self.queue or self._sent():
+        while self.queue or _sent_by(self.replicas):
             self._has_changed.clear()
             await self._has_changed.wait()
         self._watch.cancel()
@@ -134,7 +148,7 @@ class ReplicaPool:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests without an answer."""
-        for pending in (*_open_in(self._sent()), *self.queue):
+        for pending in (*_open_in(_sent_by(self.replicas)), *self.queue):
             pending.fail(error)
 
     # What replicas call.
@@ -240,9 +254,6 @@ class ReplicaPool:
         self._timer = None
         self.replica_freed()
 
-    def _sent(self) -> list[SentBatch]:
-        return [batch for replica in self.replicas for batch in replica.sent()]
-
     async def _watch_deadlines(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
@@ -266,6 +277,11 @@ class ReplicaPool:
             if late:
                 self._has_changed.set()
             self.replica_freed()
+
+
+def _sent_by(replicas: list[Replica]) -> list[SentBatch]:
+    """Everything that replicas have not finished."""
+    return [batch for replica in replicas for batch in replica.sent()]
 
 
 def _load(replica: Replica) -> tuple[int, int, int]:

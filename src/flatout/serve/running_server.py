@@ -152,7 +152,7 @@ class RunningServer:
         return ServeReady(
             url=url,
             model=self._dispatcher.model,
-            num_replicas=len(self._plan.starts),
+            num_replicas=len(self._dispatcher.plan.starts),
             batch_samples=self._dispatcher.batch_samples,
             max_queue=request.max_queue,
             timeout_s=request.timeout_s,

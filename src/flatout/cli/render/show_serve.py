@@ -115,8 +115,8 @@ class ServeDisplay:
             if event.example is not None:
                 self._console.print(f"\n    {event.example}\n", style="bold", soft_wrap=True)
         elif isinstance(event, ServeStarted):
-            self._waiting.update("starting " + noun_text(event.num_replicas, "the replica",
-                                                         "the replicas"))  # fmt: skip
+            count = event.num_replicas or 1
+            self._waiting.update("starting " + noun_text(count, "the replica", "the replicas"))
         elif isinstance(event, ServeStopping):
             self._is_ready = False
 
@@ -146,9 +146,10 @@ def _findings(event: ServeEvent) -> Iterable[Finding]:
 
 def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     if isinstance(event, ServeStarted):
-        replicas = counted_text(event.num_replicas, "replica")
+        count = event.num_replicas
+        replicas = "" if count is None else counted_text(count, "replica")
         parts = [event.name, replicas, wording.home_text(event.place)]
-        yield "starting", wording.DOT.join(parts)
+        yield "starting", wording.DOT.join(filter(None, parts))
     elif isinstance(event, ServeReady):
         yield from ready_lines(event)
     elif isinstance(event, ReplicaLost):
