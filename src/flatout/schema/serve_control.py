@@ -153,7 +153,6 @@ class ControlFile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     port: int
-    pid: int
     control_port: int
     secret: str
 

@@ -167,7 +167,7 @@ class Replica:
     async def end(self) -> None:
         """Ends it in good order; it has nothing more to compute."""
         self._is_ending = True
-        if self._process is not None:
+        if self._process is not None and self._phase == "ready":
             self._process.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE_S):

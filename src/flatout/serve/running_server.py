@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import sys
 
@@ -97,8 +96,7 @@ class RunningServer:
             self._listener,
         )
         serving = asyncio.ensure_future(http.run_until_stopped())
-        name, pid = self._plan.name, os.getpid()
-        serve_files.write_control(await self._control.open(name, self._port, pid))
+        serve_files.write_control(await self._control.open(self._plan.name, self._port))
         try:
             self._report(self._ready(elapsed_s() - began_s))
             await self._until_done(serving)

@@ -78,7 +78,9 @@ class FrameStdio:
 
     def __init__(self, kind: Any) -> None:
         requests, self._answers = protected_stdio()
-        self._pipe = _ThreadedPipe(requests) if sys.platform == "win32" else _PolledPipe(requests)
+        self._pipe: _PolledPipe | _ThreadedPipe = (
+            _ThreadedPipe(requests) if sys.platform == "win32" else _PolledPipe(requests)
+        )
         self._buffer = FrameBuffer(kind)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -119,8 +121,8 @@ class _PolledPipe:
     """Read by the thread that computes: a request does not wait until another one has woken up."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        assert sys.platform != "win32"
         self._stream = stream
+        assert sys.platform != "win32"
         self._arrived = select.poll()
         self._arrived.register(stream, select.POLLIN)
         threading.Thread(target=self._end_when_closed, daemon=True).start()
