@@ -20,6 +20,7 @@ from flatout.schema.serve_control import (
 )
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
+from flatout.serve.replica import restart_pause_s
 from flatout.serve.replica_plan import plan_like
 from flatout.serve.serve_errors import (
     InputNotAccepted,
@@ -371,6 +372,10 @@ def test_start_says_why_a_replica_cannot_start(
     assert (error.rule, error.exit_code) == (rule, exit_code)
     assert because in (error.because or "")
     assert ("out of luck" in error.printed) == (how == "die")
+
+
+def test_restart_pauses_grow_to_a_limit() -> None:
+    assert [restart_pause_s(count) for count in (0, 1, 2, 5, 7, 5_000)] == [0, 0.5, 1, 8, 30, 30]
 
 
 def test_start_when_the_interpreter_does_not_exist() -> None:

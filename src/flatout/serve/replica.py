@@ -76,8 +76,8 @@ class Replica:
     """One place for a replica: a process, started again each time that it dies.
 
     start: the first message to its process. first: its model, once it was ready for the first time.
-    batches: the first one is computed, the
-    next one waits. streams: generated side by side, by the number of their request.
+    batches: the first one is computed, the next one waits. streams: generated side by side, by the
+    number of their request.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Replica:
         owner: ReplicaOwner,
     ) -> None:  # fmt: skip
         self.index = index
+        self.start = start
         self.batches: deque[SentBatch] = deque()
         self.streams: dict[int, SentBatch] = {}
         self.first: asyncio.Future[ReplicaReady] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self._name = name
         self._command = command
-        self.start = start
         self._owner = owner
         self._phase: ReplicaPhase = "starting"
         self._process: ReplicaProcess | None = None
@@ -194,8 +194,7 @@ class Replica:
                 )
                 return
             num_failures = 0 if self._has_worked else num_failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (num_failures - 1))
-            pause_s = pause_s if num_failures else 0.0
+            pause_s = restart_pause_s(num_failures)
             self.num_restarts += 1
             self._phase = "waiting"
             retried, failed = self._give_back(finding.because or finding.problem)
@@ -297,6 +296,14 @@ class Replica:
         # The replica first: it computes while the answers are sent.
         self._owner.replica_freed()
         self._owner.batch_ended(batch, done)
+
+
+def restart_pause_s(num_failures: int) -> float:
+    """How long a replica is not started after as many failures, one after another."""
+    if num_failures == 0:
+        return 0.0
+    # Not 2 to the power of any number: after a night of failures it would be no float.
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, 10))
 
 
 def _died(because: str, code: int, printed: str) -> Finding:

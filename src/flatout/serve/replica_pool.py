@@ -125,6 +125,9 @@ class ReplicaPool:
 
     def abandon(self, pending: Pending) -> None:
         """Forgets a request whose client has left; one that is being computed is only ignored."""
+        if not pending.future.cancelled():
+            # It was answered in the same moment, and is counted.
+            return
         self._totals.num_cancelled += 1
         if pending in self.queue:
             self.queue.remove([pending])
