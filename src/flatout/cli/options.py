@@ -27,7 +27,7 @@ _uses = click.option(
 )
 _python = click.option("--python", metavar="PATH", help="Python interpreter to compute with.")
 _env = click.option("--env", metavar="NAME", help="Environment to compute in (see `flatout envs`).")
-_on = click.option(
+in_cluster = click.option(
     "--on", type=click.Choice(["cluster"]),
     help="Compute in the `inference` service of the cluster in this folder.",
 )  # fmt: skip
@@ -40,7 +40,6 @@ _MODEL_OPTIONS = (
     _uses,
     _python,
     _env,
-    _on,
     trusts_run,
 )  # fmt: skip
 _WEIGHTS_OPTIONS = (
@@ -58,7 +57,7 @@ _WEIGHTS_OPTIONS = (
     _uses,
     _python,
     _env,
-    _on,
+    in_cluster,
     trusts_run,
     json_document,
 )  # fmt: skip

@@ -28,7 +28,7 @@ from flatout.system.signals import Interrupts
 _PACKAGES = ("fastapi", "uvicorn")
 
 # The command line asks for these here.
-__all__ = ["interrupts", "is_exported", "secret_of", "serve", "swap"]
+__all__ = ["interrupts", "is_exported", "secret_of", "serve", "serve_on_ray", "swap"]
 
 
 def interrupts() -> Interrupts:
@@ -64,13 +64,8 @@ def serve(
         source = model if isinstance(model, ModelSource) else find_model(model)
         plan = plan_replicas(source, request)
         interrupts.give_way()
-        yield ServeStarted(
-            name=source.name,
-            place=source.place,
-            num_replicas=len(plan.starts) if plan.num_cores is None else None,
-            pid=os.getpid(),
-            findings=(*source.findings, *_warnings(request)),
-        )
+        num_replicas = len(plan.starts) if plan.num_cores is None else None
+        yield _started(source, request, num_replicas)
         # Only here: it imports FastAPI and uvicorn.
         from flatout.serve.http_server import new_event_loop
         from flatout.serve.running_server import RunningServer
@@ -86,6 +81,25 @@ def serve(
             raise KeyboardInterrupt
 
 
+def serve_on_ray(
+    model: ModelRequest, request: ServeRequest, interrupts: Interrupts
+) -> Iterator[ServeEvent]:  # fmt: skip
+    """The same application, started by Ray Serve, which has the port.
+
+    Raises:
+        UsageError: serve-package-missing, ray-not-installed, port-in-use, bad-address, and those of
+        `find_model`; RunFailed: ray-serve-failed.
+    """
+    _check_packages()
+    from flatout.serve.ray_serve import require_ray, run_on_ray
+
+    require_ray()
+    source = find_model(model)
+    interrupts.give_way()
+    yield _started(source, request, request.num_replicas or 1)
+    yield from run_on_ray(source, request, interrupts)
+
+
 def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator[SwapReply]:
     """Asks a running server for another model; gives what happens. model: None swaps back.
 
@@ -97,6 +111,18 @@ def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator
     server = choose_server(serve_files.running_servers(), port)
     source = find_model(model) if isinstance(model, ModelRequest) else model
     yield from ask_swap(server, None if source is None else template_of(source))
+
+
+def _started(
+    source: ModelSource, request: ServeRequest, num_replicas: int | None
+) -> ServeStarted:  # fmt: skip
+    return ServeStarted(
+        name=source.name,
+        place=source.place,
+        num_replicas=num_replicas,
+        pid=os.getpid(),
+        findings=(*source.findings, *_warnings(request)),
+    )
 
 
 def _check_packages() -> None:

@@ -63,6 +63,10 @@ def _number_or_auto(
     help="Longest time that a request may take.",
 )  # fmt: skip
 @model_options
+@click.option(
+    "--on", type=click.Choice(["cluster", "ray"]),
+    help="Compute in the `inference` service of the cluster in this folder, or on Ray Serve.",
+)  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="Print what happens as lines of JSON.")
 @click.pass_context
 def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
@@ -92,8 +96,12 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     model = ModelRequest(**options)
     model = show.with_trust(model, None if serve_api.is_exported(model.model) else model.model)
     with serve_api.interrupts() as interrupts, ServeDisplay(is_json=is_json) as display:
-        found = cluster_api.model_in_cluster(model) if on == "cluster" else model
-        for event in serve_api.serve(found, request, interrupts):
+        if on == "ray":
+            events = serve_api.serve_on_ray(model, request, interrupts)
+        else:
+            found = cluster_api.model_in_cluster(model) if on == "cluster" else model
+            events = serve_api.serve(found, request, interrupts)
+        for event in events:
             display.take(event)
 
 

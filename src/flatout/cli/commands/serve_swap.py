@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
-from flatout.cli.options import json_document, model_options
+from flatout.cli.options import in_cluster, json_document, model_options
 
 
 @click.command("swap")
@@ -20,6 +20,7 @@ from flatout.cli.options import json_document, model_options
     help="Port of the server; needed if several are running.",
 )  # fmt: skip
 @model_options
+@in_cluster
 @json_document
 def command(
     model: str | None, is_back: bool, port: int | None, on: str | None, is_json: bool,

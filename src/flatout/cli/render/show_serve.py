@@ -159,7 +159,9 @@ def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     elif isinstance(event, ServeSwapped):
         yield from swapped_lines(event)
     elif isinstance(event, ServeStopping):
-        yield "stopping", f"finishing {counted_text(event.num_open, 'request')}"
+        count = event.num_open
+        requests = "requests" if count is None else counted_text(count, "request")
+        yield "stopping", f"finishing {requests}"
     elif isinstance(event, ServeStopped):
         yield "stopped", _stopped_text(event)
 
