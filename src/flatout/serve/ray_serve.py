@@ -133,14 +133,14 @@ def _started(serve: Any, source: ModelSource, request: ServeRequest, port: int) 
     def build() -> RayApplication:
         return RayApplication(plan, request)
 
-    class Replica:
+    class RayReplica:
         app: Any
 
         def describe(self) -> bytes:
             return msgspec.json.encode(self.app.model)
 
     deployment = serve.deployment(
-        serve.ingress(build)(Replica),
+        serve.ingress(build)(RayReplica),
         name=_NAME,
         num_replicas=num_replicas,
         max_ongoing_requests=request.max_queue,
