@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import importlib
 import importlib.util
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +64,7 @@ def run_on_ray(
         port = listener.getsockname()[1]
     # Not by a statement: nothing else may load it.
     ray, serve = importlib.import_module("ray"), importlib.import_module("ray.serve")
-    ray.init(log_to_driver=False, logging_level="WARNING")
+    ray.init(log_to_driver=False, logging_level=logging.WARNING)
     try:
         # Ray has set a handler of its own for SIGTERM.
         with Interrupts() as since:
