@@ -6,6 +6,8 @@ with its standard input, so that none is left if the server is killed.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flatout.cluster.files import open_folder
 from flatout.cluster.predict import ROLE, job_inside, python_words, require_role, without_effect
 from flatout.schema.serve_protocol import ReplicaStart
@@ -25,8 +27,8 @@ def find_model(request: ModelRequest) -> ModelSource:
     """
     folder = open_folder(None)
     if is_exported(request.model):
-        name = request.model
-        inside = folder.data_inside(name, "leave out --on to serve it on this machine")
+        name = Path(request.model).name
+        inside = folder.data_inside(request.model, "leave out --on to serve it on this machine")
         start = ReplicaStart(model=inside, fixed=request.fixed)
     else:
         run = run_folder.find_run(request.model)
