@@ -171,4 +171,9 @@ def test_best_threads(times_s: dict[int, float], enough_s: float | None, count: 
 
 
 def test_thread_counts() -> None:
-    assert [thread_counts(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+    assert [thread_counts(most) for most in (1, 2, 6, 8)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 6],
+        [1, 2, 4, 8],
+    ]

@@ -48,7 +48,8 @@ def test_first_replica_measures_how_many_cores_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "num_more", "count"), [(1, 20, 15), (4, 20, 3), (15, 20, 1), (1, 2, 3), (1, 0, 1)]
+    ("num_threads", "num_more", "count"),
+    [(1, 20, 15), (4, 20, 3), (15, 20, 1), (1, 2, 3), (1, 0, 1)],
 )
 def test_cores_are_shared_out_as_the_first_replica_needs_them(
     num_threads: int, num_more: int, count: int

@@ -17,7 +17,6 @@ from flatout.errors import RunFailed, UsageError
 from flatout.schema.finding import Finding
 from flatout.schema.units import seconds_text
 
-
 # No client comes back sooner.
 _SHORTEST_RETRY_S = 1.0
 
