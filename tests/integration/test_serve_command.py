@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -194,22 +193,6 @@ def test_token_is_asked_for(serve: Any) -> None:
     served = serve("first", "--token", "s3cret")
     assert served.predict()[0] == 401
     assert served.predict(authorization="Bearer s3cret")[0] == 200
-
-
-def test_ray_serve_runs_the_same_application(serve: Any) -> None:
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("needs Ray: pip install 'ray[serve]'")
-    served = serve("first", "--on", "ray", "--token", "s3cret")
-    assert served.ready["model"]["name"] == "first" and served.ready["num_replicas"] == 1
-    assert served.predict()[0] == 401
-    status, document = served.predict(authorization="Bearer s3cret")
-    assert status == 200 and document["model"] == "first"
-    assert served.predict({"input": [1, 2]}, authorization="Bearer s3cret")[0] == 422
-    replicas = psutil.Process(served.process.pid).children(recursive=True)
-    assert served.stop() == 0
-    assert served.wait_for("stopping")
-    _, alive = psutil.wait_procs(replicas, timeout=30)
-    assert not alive
 
 
 def test_port_that_is_in_use_is_refused_at_once(serve: Any, place: Place) -> None:

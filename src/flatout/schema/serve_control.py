@@ -130,9 +130,9 @@ class ServeTick(ServeEvent, frozen=True, kw_only=True, tag="tick"):
 
 
 class ServeStopping(ServeEvent, frozen=True, kw_only=True, tag="stopping"):
-    """It finishes what it has accepted. num_open: requests; None: Ray knows."""
+    """It finishes what it has accepted. num_open: requests."""
 
-    num_open: int | None
+    num_open: int
 
 
 class ServeStopped(ServeEvent, frozen=True, kw_only=True, tag="stopped"):

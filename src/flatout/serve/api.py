@@ -28,7 +28,7 @@ from flatout.system.signals import Interrupts
 _PACKAGES = ("fastapi", "uvicorn")
 
 # The command line asks for these here.
-__all__ = ["interrupts", "is_exported", "secret_of", "serve", "serve_on_ray", "swap"]
+__all__ = ["interrupts", "is_exported", "secret_of", "serve", "swap"]
 
 
 def interrupts() -> Interrupts:
@@ -79,25 +79,6 @@ def serve(
             runner.run(_result_of(running))
         if server.was_interrupted:
             raise KeyboardInterrupt
-
-
-def serve_on_ray(
-    model: ModelRequest, request: ServeRequest, interrupts: Interrupts
-) -> Iterator[ServeEvent]:  # fmt: skip
-    """The same application, started by Ray Serve, which has the port.
-
-    Raises:
-        UsageError: serve-package-missing, ray-not-installed, port-in-use, bad-address, and those of
-        `find_model`; RunFailed: ray-serve-failed.
-    """
-    _check_packages()
-    from flatout.serve.ray_serve import require_ray, run_on_ray
-
-    require_ray()
-    source = find_model(model)
-    interrupts.give_way()
-    yield _started(source, request, request.num_replicas or 1)
-    yield from run_on_ray(source, request, interrupts)
 
 
 def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator[SwapReply]:

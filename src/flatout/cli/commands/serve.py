@@ -9,7 +9,7 @@ import click
 from flatout.cli import completion_words
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.serve_swap import command as swap
-from flatout.cli.options import model_options
+from flatout.cli.options import in_cluster, model_options
 
 
 def _number_or_auto(
@@ -63,10 +63,7 @@ def _number_or_auto(
     help="Longest time that a request may take.",
 )  # fmt: skip
 @model_options
-@click.option(
-    "--on", type=click.Choice(["cluster", "ray"]),
-    help="Compute in the `inference` service of the cluster in this folder, or on Ray Serve.",
-)  # fmt: skip
+@in_cluster
 @click.option("--json", "is_json", is_flag=True, help="Print what happens as lines of JSON.")
 @click.pass_context
 def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
@@ -96,12 +93,8 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     model = ModelRequest(**options)
     model = show.with_trust(model, None if serve_api.is_exported(model.model) else model.model)
     with serve_api.interrupts() as interrupts, ServeDisplay(is_json=is_json) as display:
-        if on == "ray":
-            events = serve_api.serve_on_ray(model, request, interrupts)
-        else:
-            found = cluster_api.model_in_cluster(model) if on == "cluster" else model
-            events = serve_api.serve(found, request, interrupts)
-        for event in events:
+        found = cluster_api.model_in_cluster(model) if on == "cluster" else model
+        for event in serve_api.serve(found, request, interrupts):
             display.take(event)
 
 

@@ -159,9 +159,7 @@ def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     elif isinstance(event, ServeSwapped):
         yield from swapped_lines(event)
     elif isinstance(event, ServeStopping):
-        count = event.num_open
-        requests = "requests" if count is None else counted_text(count, "request")
-        yield "stopping", f"finishing {requests}"
+        yield "stopping", f"finishing {counted_text(event.num_open, 'request')}"
     elif isinstance(event, ServeStopped):
         yield "stopped", _stopped_text(event)
 
