@@ -28,7 +28,6 @@ while not (found := stdio.read_waiting())[0]:
 stdio.write(Piece(id=found[1].id, text="waited"), is_flushed=False)
 while (message := stdio.read()) is not None:
     stdio.write(Piece(id=message.id, text="read"))
-assert stdio.read_waiting() == (True, None)
 stdio.write(Piece(id=0, text="end"))
 """
 
