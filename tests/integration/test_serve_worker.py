@@ -39,7 +39,6 @@ from flatout.schema.serve_protocol import (
     ValueInput,
     WireTensor,
 )
-from flatout.system.message_frames import read_frame
 from flatout.system.store import datasets
 from flatout.system.store.run_folder import RunFolder
 
@@ -59,9 +58,9 @@ class Replica:
 
     def receive(self) -> FromReplica:
         assert self.process.stdout is not None
-        body = read_frame(self.process.stdout)
-        assert body is not None, "the replica has ended"
-        return self._decoder.decode(body)
+        head = self.process.stdout.read(4)
+        assert head, "the replica has ended"
+        return self._decoder.decode(self.process.stdout.read(int.from_bytes(head, "big")))
 
     def ready(self) -> ReplicaReady:
         """Its model; what it says before is progress."""

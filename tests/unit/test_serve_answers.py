@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flatout.engine.serve.answering import Answers, DeviceLost
-from flatout.engine.serve.batch_times import best_size
+from flatout.engine.serve.batch_times import best_size, best_threads, thread_counts
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
@@ -152,3 +152,28 @@ def test_rows_are_of_each_items_own_top() -> None:
 )
 def test_best_size(batch_s: dict[int, float], size: int) -> None:
     assert best_size(batch_s, 0.02) == size
+
+
+@pytest.mark.parametrize(
+    ("times_s", "enough_s", "count"),
+    [
+        # Threads that only wait for each other.
+        ({1: 0.001, 2: 0.002}, None, 1),
+        ({1: 0.001, 2: 0.00095}, None, 1),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, None, 4),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, 0.025, 2),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, 0.001, 4),
+        ({1: 0.004, 2: 0.002}, 0.02, 1),
+    ],
+)
+def test_best_threads(times_s: dict[int, float], enough_s: float | None, count: int) -> None:
+    assert best_threads(times_s, enough_s) == count
+
+
+def test_thread_counts() -> None:
+    assert [thread_counts(most) for most in (1, 2, 6, 8)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 6],
+        [1, 2, 4, 8],
+    ]

@@ -44,6 +44,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     differs from the plain call of the model.
     batch_s: seconds of a batch by its number of samples, measured in the warm-up.
     max_samples: in one batch; unit: what a sample is, such as `images`.
+    num_threads: of the CPU, that a replica computes with; None: it computes elsewhere.
     """
 
     name: str
@@ -62,3 +63,4 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     batch_s: dict[int, float] = {}
     max_samples: int = 1
     unit: str = "samples"
+    num_threads: int | None = None

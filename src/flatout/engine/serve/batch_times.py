@@ -1,4 +1,4 @@
-"""How long batches take, by their number of samples, and which size is used. No framework."""
+"""How long batches take, by size and by threads, and which of these is used. No framework."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _MOST_TIMES = 20
 _ALL_SIZES_S = 2.0
 # A larger batch that is not faster by more only makes its requests wait.
 _WORTH = 0.03
+# More threads that are not faster by more are left to others.
+_WORTH_THREADS = 0.1
 
 
 def seconds_of(call: Callable[[], object], limit_s: float = _LIMIT_S) -> float:
@@ -69,3 +71,20 @@ def best_size(batch_s: Mapping[int, float], latency_s: float) -> int:
         return 1
     best = max(rates.values())
     return min(size for size, rate in rates.items() if rate >= best * (1 - _WORTH))
+
+
+def thread_counts(most: int) -> list[int]:
+    """Numbers of threads to try: powers of two, and all of them."""
+    return [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+
+
+def best_threads(times_s: Mapping[int, float], enough_s: float | None) -> int:
+    """The fewest threads that are fast enough, since what they leave is of use to others.
+
+    Args:
+        times_s: seconds of a batch by the number of threads.
+        enough_s: how fast that is, where any number reaches it; None: as fast as the fastest.
+    """
+    fastest_s = min(times_s.values())
+    limit_s = max(fastest_s * (1 + _WORTH_THREADS), enough_s or 0.0)
+    return min(count for count, seconds in times_s.items() if seconds <= limit_s)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.runtime.error_map import is_out_of_memory, one_line
-from flatout.engine.serve.batch_times import seconds_of
+from flatout.engine.serve.batch_times import best_threads, seconds_of, thread_counts
 from flatout.engine.serve.graph_buckets import GraphBuckets
 from flatout.engine.serve.sample_inputs import SampleInputs
 from flatout.engine.tensors.nested import tensors_in
@@ -59,11 +59,11 @@ class SpeedTrial:
         is_cpu = self._model.predictor.device.type == "cpu"
         if recipe.precision.value != "fp32":
             self._reasons.append(f"precision={recipe.precision.value}: {recipe.precision.why}")
-        if self._start.num_threads is not None and is_cpu:
-            self._reasons.append(f"num_threads={torch.get_num_threads()}: its share of the machine")
-        elif is_cpu and not is_slow and "num_threads" not in fixed:
+        if is_cpu and not is_slow and "num_threads" not in fixed and torch.get_num_threads() > 1:
             yield "trying numbers of threads"
             self._try_threads()
+        elif is_cpu and self._start.num_threads is not None:
+            self._reasons.append(f"num_threads={torch.get_num_threads()}: its share of the machine")
         if self._has_pictures() and not is_slow and "memory_format" not in fixed:
             yield "trying channels_last"
             self._try_channels_last(plain)
@@ -79,16 +79,16 @@ class SpeedTrial:
         return self._model.compute(self._samples.content, self._samples.num_samples)
 
     def _try_threads(self) -> None:
-        given = torch.get_num_threads()
-        if given == 1:
-            return
-        all_s = seconds_of(self._answer)
-        torch.set_num_threads(1)
-        one_s = seconds_of(self._answer)
-        if one_s < all_s * (1 - _GAIN):
-            self._reasons.append(f"num_threads=1: {_times(all_s, one_s)} faster than {given}")
-        else:
-            torch.set_num_threads(given)
+        given, times_s = torch.get_num_threads(), dict[int, float]()
+        for count in thread_counts(given):
+            torch.set_num_threads(count)
+            times_s[count] = seconds_of(self._answer)
+        enough_s = self._start.latency_s if self._start.spares_threads else None
+        chosen = best_threads(times_s, enough_s)
+        torch.set_num_threads(chosen)
+        if chosen != given:
+            because = f"{_times(times_s[given], times_s[chosen])} as fast as {given}"
+            self._reasons.append(f"num_threads={chosen}: {because}")
 
     def _has_pictures(self) -> bool:
         return not self._model.is_channels_last and any(
