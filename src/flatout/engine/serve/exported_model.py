@@ -53,11 +53,8 @@ class ExportedModel:
         self._device = device
         self._run = compute
         self._recipe = tuple(recipe)
+        self.findings: list[Finding] = []
         self.usual_keys: set[Hashable] = set()
-
-    @property
-    def findings(self) -> Sequence[Finding]:
-        return ()
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         facts = self._facts
@@ -119,6 +116,9 @@ class ExportedModel:
         if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
             return "memory"
         return "device" if "CUDA failure" in text or "CUDA error" in text else "other"
+
+    def release_memory(self) -> None:
+        pass
 
     def memory_bytes(self) -> int | None:
         return None
