@@ -20,7 +20,8 @@ import torch
 from flatout.engine import load
 from flatout.engine.serve.answering import Answers
 from flatout.engine.serve.export_worker import export
-from flatout.engine.serve.program_model import check_archive, open_program
+from flatout.engine.serve.program_check import check_archive
+from flatout.engine.serve.program_model import open_program
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.experiments.digits import read_digits
 from flatout.schema.export_protocol import Exported, ExportJob
