@@ -53,8 +53,10 @@ def test_a_tensor_comes_back_as_it_was() -> None:
     [
         (ValueInput("text"), "not a list of numbers"),
         (ValueInput([[1, 2], [3]]), "not of the same length"),
-        (ValueInput([["a", "b"], ["c", "d"]]), "something else than numbers"),
+        (ValueInput([["a", "b"], ["c", "d"]]), "other than numbers"),
         (ValueInput([1, 2]), "takes [n, 2, 2]"),
+        (ValueInput([[1, 2, 3], [4, 5, 6]]), "takes [n, 2, 2]"),
+        (ValueInput([[1, 2], [3, 1e300]]), "float32 cannot hold"),
         (ValueInput({"image": 1}), "takes picture"),
         (ValueInput([]), "number of samples"),
         (TextInput("text"), "takes numbers"),
@@ -74,7 +76,7 @@ def test_what_does_not_fit_is_refused(given: Any, said: str) -> None:
 def test_whole_numbers_that_change_are_refused() -> None:
     spec = (TensorSpec(name="x", dtype="uint8", shape=(None,)),)
     assert arrays_of(ValueInput([3, 200]), spec)[0].dtype == "uint8"
-    with pytest.raises(ValueError, match="takes uint8"):
+    with pytest.raises(ValueError, match="uint8 cannot hold"):
         arrays_of(ValueInput([3, 300]), spec)
 
 

@@ -58,13 +58,13 @@ def open_session(path: Path, start: ReplicaStart | None = None) -> tuple[Any, st
         options.intra_op_num_threads = threads
     # Errors come as exceptions; warnings of its optimizer are not for a person.
     options.log_severity_level = 3
-    device = _device(fixed.get("device"), library.get_available_providers())
+    device = fixed.get("device", "cpu")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.startswith("cuda"):
         number = int(device.partition(":")[2] or 0)
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": number}))
     try:
-        return library.InferenceSession(str(path), options, providers=providers), device
+        session = library.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
         raise RunFailed(
             "exported-file-not-readable",
@@ -72,6 +72,16 @@ def open_session(path: Path, start: ReplicaStart | None = None) -> tuple[Any, st
             because=str(error).splitlines()[0] if str(error) else type(error).__name__,
             fix="export the run again: flatout export RUN --to onnx",
         ) from error
+    # It falls back to the CPU by itself, such as without the libraries of CUDA.
+    used = session.get_providers()
+    if device.startswith("cuda") and "CUDAExecutionProvider" not in used:
+        raise UsageError(
+            "device-not-here",
+            f"`--device {device}`: onnxruntime cannot use a GPU here.",
+            because=f"it uses {', '.join(used)}",
+            fix=f"use --device cpu, or {install_command('onnxruntime-gpu')}",
+        )
+    return session, device
 
 
 def onnxruntime() -> Any:
@@ -128,17 +138,3 @@ def _spec(given: Any) -> TensorSpec:
             fix="export the model with tensors whose first dimension is the number of samples",
         )
     return TensorSpec(name=given.name, dtype=dtype, shape=(None, *sizes[1:]))
-
-
-def _device(asked: str | None, providers: Sequence[str]) -> str:
-    has_cuda = "CUDAExecutionProvider" in providers
-    if asked is None:
-        return "cuda" if has_cuda else "cpu"
-    if asked.startswith("cuda") and not has_cuda:
-        raise UsageError(
-            "device-not-here",
-            f"`--device {asked}`: this onnxruntime computes on the CPU only.",
-            because=f"it has {', '.join(providers)}",
-            fix=f"use --device cpu, or {install_command('onnxruntime-gpu')}",
-        )
-    return asked

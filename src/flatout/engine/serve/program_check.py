@@ -18,14 +18,14 @@ from typing import Any
 
 from flatout.errors import RunFailed
 
-# Where in an archive torch keeps what it reads; tests compare them with torch's own.
+# Where in an archive torch keeps what it reads.
 _PLAIN = (
     "archive_format", "archive_version", "byteorder", ".data/", ".format_version",
     ".storage_alignment", "version", "data/extra_files/", "extra/", "models/", "data/weights/",
     "data/constants/", "data/sample_inputs/",
 )  # fmt: skip
 _CONFIGS = ("_weights_config.json", "_constants_config.json")
-_NAME = re.compile(r"[\w.]*")
+_NAME = re.compile(r"[\w.@-]*")
 # Operators on tensors, but the one that maps a file; operators on sizes.
 _TARGET = re.compile(
     r"torch\.ops\.(?:aten|prims|higher_order)\.(?!from_file)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?"
@@ -33,8 +33,9 @@ _TARGET = re.compile(
     r"|lshift|rshift|getitem)"
     r"|math\.(?:trunc|ceil|floor|sqrt)|torch\._?sym_[a-z]+"
 )
-# Text that is never read as code: arguments of operators, and what torch prints.
-_TEXTS = ("as_string", "as_strings", "metadata", "torch_version")
+# Texts that are not read as code: arguments of operators, and guards, which are not asked for
+# (`program_model.py`).
+_TEXTS = ("as_string", "as_strings", "torch_version", "guards_code")
 # Called on formulas: classes of SymPy, and nothing else.
 _FUNCTION = re.compile(r"[A-Z]\w*")
 _PARTS = (
@@ -89,18 +90,18 @@ def _check_file(archive: zipfile.ZipFile, name: str) -> None:
 
 def _check_graph(value: Any, key: str = "") -> None:
     """Checks everything that torch reads in a graph; key: of the value in its object."""
-    # Guards are code, and not asked for (`program_model.py`).
-    if key in (*_TEXTS, "guards_code"):
-        return
     if isinstance(value, dict):
         for name, part in value.items():
+            if key == "metadata" and isinstance(part, str):
+                # For people, such as where in the source an operator was called.
+                continue
             if not _NAME.fullmatch(name):
                 raise _NotSafeError(f"it has the name {name[:80]}")
             _check_graph(part, name)
     elif isinstance(value, list):
         for part in value:
             _check_graph(part, key)
-    elif isinstance(value, str):
+    elif isinstance(value, str) and key not in _TEXTS:
         _check_text(value, key)
 
 
