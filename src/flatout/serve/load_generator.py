@@ -10,6 +10,7 @@ parser that it uses, over a connection each.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -91,14 +92,21 @@ class _Connection:
             self._socket = None
 
     def _connected(self) -> Any:
-        from gevent import socket, ssl
+        from gevent import socket
 
         connected = socket.create_connection(self._address, self._timeout_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._is_secure:
-            context = ssl.create_default_context()
-            connected = context.wrap_socket(connected, server_hostname=self._host)
+            connected = _tls_context().wrap_socket(connected, server_hostname=self._host)
         return connected
+
+
+@functools.cache
+def _tls_context() -> Any:
+    """One for all connections: it reads the certificates of the system."""
+    from gevent import ssl
+
+    return ssl.create_default_context()
 
 
 def _request_bytes(job: LoadJob, body: bytes) -> bytes:

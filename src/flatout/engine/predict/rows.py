@@ -41,7 +41,7 @@ def rows_of(
 
 def _values(name: str, part: Any, labels: Sequence[str] | None, top: int) -> list[dict[str, Any]]:
     if not isinstance(part, Tensor):
-        return [{name: value if is_picture(value) else _plain(value)} for value in part]
+        return [{name: value if is_picture(value) else plain_value(value)} for value in part]
     if part.is_complex():
         raise _cannot_be_written("a complex number")
     is_only = name == "prediction"
@@ -66,7 +66,7 @@ def _label(number: int, labels: Sequence[str]) -> str:
     return labels[number]
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value of JSON's own kinds; tensors and arrays become lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -76,9 +76,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     raise _cannot_be_written(kind_text(value))
 
 

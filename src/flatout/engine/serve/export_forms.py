@@ -22,6 +22,7 @@ from flatout.engine.tensors.nested import tensors_in
 from flatout.engine.training.weights_file import keep_weights, load_weights, read_weights
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.export_protocol import FACTS, FACTS_FILE, ExportedFacts
+from flatout.schema.serve_protocol import ReplicaStart
 from flatout.schema.units import bytes_text
 from flatout.system.atomic_files import write_json
 
@@ -115,7 +116,7 @@ def is_of_transformers(model: nn.Module) -> bool:
 
 def answer_onnx(source: ExportSource, path: Path) -> Answer:
     """The predictions of a fresh session."""
-    session, _ = open_session(path)
+    session, _ = open_session(path, ReplicaStart(model=str(path)))
     names = [output.name for output in session.get_outputs()]
     inputs = [given.name for given in session.get_inputs()]
 

@@ -35,7 +35,7 @@ class ExportedModel:
         facts: what the file says of itself.
         device: where it computes.
         compute: makes arrays by name of a list of arrays.
-        recipe: how it computes, with reasons.
+        num_threads: of the CPU; None leaves it to the library.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class ExportedModel:
         facts: ExportedFacts,
         device: str,
         compute: Callable[[Sequence[Array]], Mapping[str, Array]],
-        recipe: Sequence[str] = (),
+        num_threads: int | None = None,
     ) -> None:
         self._name = name
         self._form = form
         self._facts = facts
         self._device = device
         self._run = compute
-        self._recipe = tuple(recipe)
+        self._num_threads = num_threads
         self.findings: list[Finding] = []
         self.usual_keys: set[Hashable] = set()
 
@@ -72,7 +72,7 @@ class ExportedModel:
             example=example.value if isinstance(example, ValueInput) else None,
             device=self._device,
             precision=facts.precision,
-            recipe=self._recipe,
+            recipe=(f"num_threads={self._num_threads}",) if self._num_threads else (),
             batch_s=batch_s,
             max_samples=start.max_samples or best_size(batch_s, start.latency_s),
             unit=facts.unit,
@@ -122,6 +122,11 @@ class ExportedModel:
 
     def memory_bytes(self) -> int | None:
         return None
+
+
+def num_threads_of(start: ReplicaStart) -> int | None:
+    """Threads on the CPU: those that the user fixed, or this replica's share."""
+    return start.fixed.get("num_threads") or start.num_threads
 
 
 def _example(facts: ExportedFacts) -> AnyInput:

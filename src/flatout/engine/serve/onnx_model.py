@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.engine.serve.exported_model import ExportedModel
+from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.engine.serve.input_arrays import Array
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.export_protocol import FACTS, ExportedFacts
@@ -43,22 +43,18 @@ def open_onnx(start: ReplicaStart) -> ExportedModel:
         outputs = session.run(names, dict(zip(inputs, arrays, strict=True)))
         return dict(zip(names, outputs, strict=True))
 
-    threads = start.num_threads or start.fixed.get("num_threads")
-    recipe = [f"num_threads={threads}: its share of the machine"] if threads else []
-    return ExportedModel(path.name, "onnx", facts, device, compute, recipe)
+    return ExportedModel(path.name, "onnx", facts, device, compute, num_threads_of(start))
 
 
-def open_session(path: Path, start: ReplicaStart | None = None) -> tuple[Any, str]:
+def open_session(path: Path, start: ReplicaStart) -> tuple[Any, str]:
     """onnxruntime's session of a file, and its device."""
     library = onnxruntime()
     options = library.SessionOptions()
-    fixed = start.fixed if start is not None else {}
-    threads = fixed.get("num_threads") or (start.num_threads if start is not None else None)
-    if threads:
-        options.intra_op_num_threads = threads
+    # 0: by its own choice.
+    options.intra_op_num_threads = num_threads_of(start) or 0
     # Errors come as exceptions; warnings of its optimizer are not for a person.
     options.log_severity_level = 3
-    device = fixed.get("device", "cpu")
+    device = start.fixed.get("device", "cpu")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.startswith("cuda"):
         number = int(device.partition(":")[2] or 0)

@@ -120,7 +120,7 @@ def _check_text(text: str, key: str) -> None:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether it is arithmetic, as SymPy prints it: `Add(Symbol('s0', integer=True), Integer(1))`."""
+    """Whether it is arithmetic, as SymPy's srepr prints it: `Add(Symbol('s0'), Integer(1))`."""
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

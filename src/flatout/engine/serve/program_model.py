@@ -1,4 +1,4 @@
-"""Loads an exported .pt2 file, as `torch.export` has written it, once `program_check.py` allows it."""
+"""Loads an exported .pt2 file, as `torch.export` has written it, after `program_check.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from flatout.engine.runtime.device import chosen_device
 from flatout.engine.runtime.error_map import one_line
-from flatout.engine.serve.exported_model import ExportedModel
+from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.engine.serve.input_arrays import Array
 from flatout.engine.serve.program_check import check_archive
 from flatout.errors import FlatoutError, RunFailed
@@ -33,8 +33,8 @@ def open_program(start: ReplicaStart) -> ExportedModel:
     """
     path = Path(start.model)
     device = chosen_device(start.fixed.get("device", "cpu"))
-    threads = start.fixed.get("num_threads") or start.num_threads
-    if threads:
+    threads = num_threads_of(start)
+    if threads is not None:
         torch.set_num_threads(threads)
     module, facts = load_program(path)
     module.to(device)
@@ -45,8 +45,7 @@ def open_program(start: ReplicaStart) -> ExportedModel:
             outputs = module(*(torch.from_numpy(array).to(device) for array in arrays))
         return {name: output.cpu().numpy() for name, output in zip(names, outputs, strict=True)}
 
-    recipe = [f"num_threads={threads}: its share of the machine"] if threads else []
-    return ExportedModel(path.name, "pt2", facts, str(device), compute, recipe)
+    return ExportedModel(path.name, "pt2", facts, str(device), compute, threads)
 
 
 def load_program(path: Path) -> tuple[torch.nn.Module, ExportedFacts]:
