@@ -16,9 +16,9 @@ if SETTINGS.get("is_optimized"):
     # Read when Ray is imported. "Performance Tuning", docs.ray.io.
     os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "1"
 
-import ray
-from ray import serve
-from starlette.requests import Request
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+from starlette.requests import Request  # noqa: E402
 
 
 @serve.deployment(

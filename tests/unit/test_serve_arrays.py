@@ -8,8 +8,9 @@ import pytest
 
 numpy = pytest.importorskip("numpy")
 
-from flatout.engine.serve.array_rows import array_rows  # noqa: E402
+from flatout.engine.predict.array_rows import array_rows  # noqa: E402
 from flatout.engine.serve.input_arrays import arrays_of, wire_tensor  # noqa: E402
+from flatout.errors import UsageError  # noqa: E402
 from flatout.schema.serve_model import TensorSpec  # noqa: E402
 from flatout.schema.serve_protocol import (  # noqa: E402
     TensorInput,
@@ -88,3 +89,9 @@ def test_rows_name_the_likeliest_classes() -> None:
     assert array_rows({"prediction": numpy.int64([2])}, 1, ["a", "b", "c"], 1) == [{"label": "c"}]
     two = {"x": numpy.float32([[1.5]]), "y": numpy.float32([[1, 2]])}
     assert array_rows(two, 1, None, 1) == [{"x": 1.5, "y": [1.0, 2.0]}]
+
+
+def test_a_class_without_a_name_is_not_another_one() -> None:
+    with pytest.raises(UsageError) as error:
+        array_rows({"prediction": numpy.int64([-1])}, 1, ["a", "b"], 1)
+    assert error.value.rule == "bad-prediction"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 
-from flatout.engine.serve.array_rows import array_rows
+from flatout.engine.predict.array_rows import Array, array_rows
 from flatout.engine.serve.batch_times import best_size, measured_sizes
-from flatout.engine.serve.input_arrays import Array, arrays_of, wire_tensor
+from flatout.engine.serve.input_arrays import arrays_of, wire_tensor
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
 from flatout.schema.export_protocol import ExportedFacts
 from flatout.schema.finding import Finding

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy
 
+from flatout.engine.predict.array_rows import Array
 from flatout.schema.serve_model import DATATYPES, TensorSpec
 from flatout.schema.serve_protocol import AnyInput, TensorInput, ValueInput, WireTensor
-
-Array = numpy.ndarray[Any, Any]
-
 
 def arrays_of(given: AnyInput, specs: Sequence[TensorSpec]) -> list[Array]:
     """The arrays of an input, one for each spec, all with the same first dimension.
