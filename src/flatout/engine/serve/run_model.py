@@ -10,11 +10,13 @@ import torch
 
 from flatout.engine.model import precision
 from flatout.engine.predict.predictor import Predictor, load, on_cpu
+from flatout.engine.predict.rows import plain_value
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.device import use_device
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.engine.runtime.gpu_memory import release_memory
 from flatout.engine.serve.inference_recipe import COMPILED
+from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.serve.input_arrays import wire_tensor
 from flatout.engine.serve.input_reader import InputReader, named_tensors
 from flatout.engine.serve.json_rows import json_rows
@@ -126,7 +128,9 @@ class RunModel:
                 piece = next(pieces, None)
             if piece is None:
                 return
-            yield piece
+            if not isinstance(piece, str):
+                raise TypeError(f"`stream` yields {kind_text(piece)}, not texts")
+            yield plain_value(piece)
 
     def failure_kind(self, error: Exception) -> FailureKind:
         if is_out_of_memory(error):

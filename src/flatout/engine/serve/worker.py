@@ -133,7 +133,11 @@ class Replies:
         streamed = [item for item in batch.items if item.is_stream]
         others = [item for item in batch.items if not item.is_stream]
         for answer in self._answers.of(others):
-            self._stdio.write(answer, is_flushed=False)
+            try:
+                self._stdio.write(answer, is_flushed=False)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                # The experiment's `encode` has made something that no message can hold.
+                self._stdio.write(model_failed(answer.id, error), is_flushed=False)
         answers = self._answers
         done = BatchDone(
             first=batch.items[0].id if batch.items else None,
