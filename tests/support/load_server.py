@@ -26,11 +26,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer, and after how long. is_closed: the connection is closed without an answer."""
+    """What to answer, and after how long. is_closed: the connection is closed without an answer.
+
+    byte_s: between two bytes of the body.
+    """
 
     body: bytes = b'{"predictions": [7]}'
     status: int = 200
     delay_s: float = 0.0
+    byte_s: float = 0.0
     is_closed: bool = False
     content_type: str = "application/json"
 
@@ -82,8 +86,11 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
         writer.write(
             f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Other')}\r\n"
             f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\n\r\n"
-            .encode() + found.body
+            .encode() + (b"" if found.byte_s else found.body)
         )  # fmt: skip
+        for byte in found.body if found.byte_s else b"":
+            await asyncio.sleep(found.byte_s)
+            writer.write(bytes([byte]))
         await writer.drain()
         return True
 

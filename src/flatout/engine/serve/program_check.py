@@ -53,7 +53,7 @@ def check_archive(path: Path) -> None:
 
     Raises:
         RunFailed: exported-file-not-safe.
-        OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile: it is no such archive.
+        Exception: it is no such archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
