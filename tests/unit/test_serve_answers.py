@@ -156,7 +156,7 @@ def test_a_model_that_fails_on_its_example_says_so_when_it_is_measured() -> None
     assert model.findings[0].severity == "warning"
 
 
-def test_sizes_are_measured_until_the_model_fails() -> None:
+def test_a_batch_that_does_not_fit_is_measured_in_halves() -> None:
     model = Adding(room=5)
     # Each size is one batch of so many samples: 8 of them do not fit, and are computed in halves.
     assert set(measured(model, ValueInput([1]), max_samples=8)) == {1, 2, 4, 8}
