@@ -227,7 +227,9 @@ def test_what_encode_returns_is_written_or_refused_and_the_replica_stays(
     run_of: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
     encode = "lambda value: {'sum': value} if value < 50 else 2**70 if value < 90 else object()"
-    code = GUILTY.replace('lambda value: {"sum": float(value)}', encode).replace("rows > 90", "rows > 990")
+    code = GUILTY.replace('lambda value: {"sum": float(value)}', encode).replace(
+        "rows > 90", "rows > 990"
+    )
     (tmp_path / "odd.py").write_text(code.replace("return model(rows)", "return rows.sum(dim=1)"))
     folder = run_of(name="odd", file=str(tmp_path / "odd.py"))
     rows = numpy.float32([[1, 2], [60, 0], [95, 0], [3, 4]])

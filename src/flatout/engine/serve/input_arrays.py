@@ -12,6 +12,7 @@ from flatout.engine.predict.array_rows import Array
 from flatout.schema.serve_model import DATATYPES, TensorSpec
 from flatout.schema.serve_protocol import AnyInput, TensorInput, ValueInput, WireTensor
 
+
 def arrays_of(given: AnyInput, specs: Sequence[TensorSpec]) -> list[Array]:
     """The arrays of an input, one for each spec, all with the same first dimension.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.engine.predict.array_rows import Array
+from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.export_protocol import FACTS, ExportedFacts
 from flatout.schema.serve_model import TensorSpec

@@ -6,15 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
+from flatout.engine.predict.array_rows import Array
 from flatout.engine.runtime.device import chosen_device
 from flatout.engine.runtime.error_map import one_line
 from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
-from flatout.engine.predict.array_rows import Array
 from flatout.engine.serve.program_check import check_archive
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.export_protocol import FACTS_FILE, ExportedFacts

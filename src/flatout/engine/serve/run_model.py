@@ -15,8 +15,8 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.device import use_device
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.engine.runtime.gpu_memory import release_memory
-from flatout.engine.serve.inference_recipe import COMPILED
 from flatout.engine.runtime.user_code import kind_text
+from flatout.engine.serve.inference_recipe import COMPILED
 from flatout.engine.serve.input_arrays import wire_tensor
 from flatout.engine.serve.input_reader import InputReader, named_tensors
 from flatout.engine.serve.json_rows import json_rows
