@@ -120,6 +120,38 @@ def assert_served(model: Any, digits: RunFolder) -> None:
         assert isinstance(answer, ItemRefused) and answer.is_input
 
 
+def with_pickles(name: str, content: bytes) -> bytes:
+    if not name.endswith("_weights_config.json"):
+        return content
+    config = json.loads(content)
+    next(iter(config["config"].values()))["use_pickle"] = True
+    return json.dumps(config).encode()
+
+
+def unchanged(name: str, content: bytes) -> bytes:
+    return content
+
+
+def with_texts(key: str, text: str) -> Callable[[str, bytes], bytes]:
+    """Each text of that name in the graph is another one."""
+
+    def replaced(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: replaced(part, name) for name, part in value.items()}
+        if isinstance(value, list):
+            return [replaced(part, name) for part in value]
+        return text if isinstance(value, str) and name == key else value
+
+    def change(name: str, content: bytes) -> bytes:
+        if "/models/" not in name:
+            return content
+        changed = json.dumps(replaced(json.loads(content))).encode()
+        assert changed != json.dumps(json.loads(content)).encode()
+        return changed
+
+    return change
+
+
 def test_code_in_a_program_is_refused_before_it_is_loaded(
     digits: RunFolder, tmp_path: Path
 ) -> None:
@@ -135,37 +167,8 @@ def test_code_in_a_program_is_refused_before_it_is_loaded(
             for name, content in extra.items():
                 new.writestr(name, content)
 
-    def with_pickles(name: str, content: bytes) -> bytes:
-        if not name.endswith("_weights_config.json"):
-            return content
-        config = json.loads(content)
-        next(iter(config["config"].values()))["use_pickle"] = True
-        return json.dumps(config).encode()
-
     def with_inputs(name: str, content: bytes) -> bytes:
         return harmful if "/sample_inputs/" in name else content
-
-    def unchanged(name: str, content: bytes) -> bytes:
-        return content
-
-    def with_texts(key: str, text: str) -> Callable[[str, bytes], bytes]:
-        """Each text of that name in the graph is another one."""
-
-        def replaced(value: Any, name: str = "") -> Any:
-            if isinstance(value, dict):
-                return {name: replaced(part, name) for name, part in value.items()}
-            if isinstance(value, list):
-                return [replaced(part, name) for part in value]
-            return text if isinstance(value, str) and name == key else value
-
-        def change(name: str, content: bytes) -> bytes:
-            if "/models/" not in name:
-                return content
-            changed = json.dumps(replaced(json.loads(content))).encode()
-            assert changed != json.dumps(json.loads(content)).encode()
-            return changed
-
-        return change
 
     def with_guards(name: str, content: bytes) -> bytes:
         if "/models/" not in name:

@@ -54,6 +54,16 @@ class LoadServer:
         return f"http://127.0.0.1:{self.port}"
 
 
+async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    if reply.byte_s:
+        for byte in reply.body:
+            await asyncio.sleep(reply.byte_s)
+            writer.write(bytes([byte]))
+    else:
+        writer.write(reply.body)
+    await writer.drain()
+
+
 @contextlib.contextmanager
 def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iterator[LoadServer]:
     """Runs a server that answers with what `reply` says."""
@@ -86,12 +96,9 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
         writer.write(
             f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Other')}\r\n"
             f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\n\r\n"
-            .encode() + (b"" if found.byte_s else found.body)
+            .encode()
         )  # fmt: skip
-        for byte in found.body if found.byte_s else b"":
-            await asyncio.sleep(found.byte_s)
-            writer.write(bytes([byte]))
-        await writer.drain()
+        await _write(writer, found)
         return True
 
     async def serve() -> None:
