@@ -171,7 +171,8 @@ def measured(
         try:
             assert next(steps).startswith("measuring batches of")
         except StopIteration as ended:
-            return ended.value
+            found: dict[int, float] = ended.value
+            return found
 
 
 @pytest.mark.parametrize(

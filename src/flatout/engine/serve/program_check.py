@@ -132,5 +132,6 @@ def _is_harmless(part: ast.AST) -> bool:
     if isinstance(part, ast.Call):
         return isinstance(part.func, ast.Name) and bool(_FUNCTION.fullmatch(part.func.id))
     # SymPy evaluates texts: one that is a name or a number calls nothing.
-    is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
-    return not is_text or bool(re.fullmatch(r"[\w.+-]*", part.value))
+    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+        return re.fullmatch(r"[\w.+-]*", part.value) is not None
+    return True
