@@ -108,6 +108,12 @@ def test_rate_when_there_are_too_few_connections() -> None:
     assert file.finding is not None and file.finding.rule == "loadtest-all-failed"
 
 
+def test_timeout_when_the_answer_comes_byte_by_byte() -> None:
+    with load_server(lambda asked: Reply(byte_s=0.1 if asked.number > 1 else 0.0)) as server:
+        step = reported(measured(server, timeout_s=0.5))
+    assert step.num_answered == 0 and {error.kind for error in step.errors} == {"timeout"}
+
+
 def test_errors_when_there_are_several_kinds() -> None:
     def reply(asked: Asked) -> Reply:
         kinds = {4: Reply(b"too large", status=422), 5: Reply(is_closed=True),

@@ -29,6 +29,12 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: tuple[int | None, ...]
 
+    @property
+    def shape_text(self) -> str:
+        """Its shape, such as `[n, 1, 28, 28]`."""
+        sizes = ["n", *("any" if size is None else str(size) for size in self.shape[1:])]
+        return f"[{', '.join(sizes)}]"
+
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is ready to answer.

@@ -133,7 +133,8 @@ def _measured_changes(first: LoadStep, second: LoadStep) -> Iterator[LoadChange]
 
 
 def _rates(step: LoadStep) -> list[float]:
-    return [float(one.num_answered) for one in step.seconds if one.num_answered]
+    # A second without an answer is the slowest of all; its logarithm must exist.
+    return [float(one.num_answered or 0.5) for one in step.seconds]
 
 
 def _latencies(step: LoadStep, name: str) -> list[float]:

@@ -33,7 +33,7 @@ from flatout.schema.units import (
 from flatout.serve.loadtest import LoadEvent, LoadProgress, LoadStarted
 
 _NUM_SECONDS = 8
-_STYLES = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}
+_STYLES = {"faster": "green", "slower": "red"}
 
 
 class LoadDisplay:
