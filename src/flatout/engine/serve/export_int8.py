@@ -93,7 +93,7 @@ def judged(
         is_known = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
         wanted = targets if is_known else before.argmax(dim=1)
         name = "accuracy" if is_known else "share of equal labels"
-        scores = [float((part.argmax(dim=1) == wanted).float().mean()) for part in (before, after)]
+        scores = [float(part.argmax(dim=1).eq(wanted).float().mean()) for part in (before, after)]
     else:
         targets = samples.targets
         is_known = targets is not None and targets.shape == before.shape
