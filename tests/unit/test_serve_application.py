@@ -83,7 +83,7 @@ def test_predict_when_inputs_are_more_than_a_batch() -> None:
 
 
 def test_predict_when_the_body_is_compressed() -> None:
-    body = gzip.compress(b'{"input": [1, 0, 0, 0]}')
+    body = gzip.compress(b'{"input": [1, 0, 0, 0]}', mtime=0)
     with serving(LinearDispatcher()) as address, client_of(address) as client:
         response = client.post("/predict", content=body, headers={"content-encoding": "gzip"})
         assert response.json()["predictions"] == [[{"label": "high", "sum": -12.0}]]

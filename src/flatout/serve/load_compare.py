@@ -23,7 +23,6 @@ from flatout.system import atomic_files
 
 # A long test with many loads has 2 MiB.
 _MOST_BYTES = 64 * 2**20
-_RATE = "answers/s"
 
 
 class _FileVersion(msgspec.Struct, frozen=True):
@@ -149,8 +148,7 @@ def _change(
     name: str, before: list[float], after: list[float], *, is_rate: bool
 ) -> tuple[LoadChange, float]:
     """Ratio of the medians of the seconds, above 1 is better; and its p-value."""
-    unit = _RATE if is_rate else "s"
-    change = LoadChange(name=name, unit=unit, first=0.0, second=0.0)
+    change = LoadChange(name=name, unit="s" if not is_rate else "answers/s", first=0.0, second=0.0)
     least = min(len(before), len(after))
     if least < statistics.LEAST_SAMPLES:
         why = f"{counted_text(least, 'second')}; at least {statistics.LEAST_SAMPLES} are needed"

@@ -91,7 +91,7 @@ def judged(
     if is_classifier:
         targets = samples.targets
         is_known = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
-        wanted = targets if is_known else before.argmax(dim=1)
+        wanted = targets if is_known and targets is not None else before.argmax(dim=1)
         name = "accuracy" if is_known else "share of equal labels"
         scores = [float(part.argmax(dim=1).eq(wanted).float().mean()) for part in (before, after)]
     else:
