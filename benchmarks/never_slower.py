@@ -55,6 +55,7 @@ def main() -> int:
     print(f"{'':10}{'next to':10}{'steps':>8}{'plain':>9}{'defaults':>9}{'auto':>9}{'allowed':>9}"
           "  trained by auto")  # fmt: skip
     measurements, details, is_reached = [], {}, True
+    most_s = _MOST_PLAIN * options.seconds
     for name in options.models:
         steps = steps_in(name, options.seconds)
         for kind in options.neighbours:
@@ -64,10 +65,9 @@ def main() -> int:
                 for number in range(options.rounds):
                     order = list(rows)
                     for way in order[number % 3 :] + order[: number % 3]:
-                        took_s, found = timed(name, steps, way, _MOST_PLAIN * options.seconds)
+                        took_s, found = timed(name, steps, way, most_s)
                         rows[way].append(took_s)
                         reported |= found
-            most_s = _MOST_PLAIN * options.seconds
             is_reached &= _reported(name, kind, steps, rows, reported, most_s)
             if others.share > OTHERS_SHARE and kind == "none":
                 print(

@@ -38,6 +38,7 @@ from serving_contestants import (
 from support import dated, http_load
 
 from flatout.serve import load_search
+from flatout.serve.answer_check import is_expected
 
 RESULTS = Path(__file__).with_name("results")
 MODELS = ("mnist", "text")
@@ -212,7 +213,7 @@ def measured(
 def is_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     """Whether two rows agree."""
     names = ("label", "probability")
-    return http_load.is_same_row({name: first[name] for name in names}, second)
+    return is_expected({name: first[name] for name in names}, second)
 
 
 def best_settings(

@@ -47,6 +47,7 @@ from serving_contestants import (
 from support import dated, http_load
 
 from flatout.serve import load_search
+from flatout.serve.answer_check import is_expected
 from flatout.serve.load_records import quantile
 
 RESULTS = Path(__file__).with_name("results")
@@ -134,11 +135,11 @@ def known_answers(work: Work, port: int, bodies: list[str]) -> list[list[dict[st
     work.flatout("serve", "swap", RUNS[1], "--port", str(port))
     answers.append(rows_of(port, bodies))
     work.flatout("serve", "swap", "--back", "--port", str(port))
-    if not all(map(http_load.is_same_row, answers[0], rows_of(port, bodies))):
+    if not all(map(is_expected, answers[0], rows_of(port, bodies))):
         raise RuntimeError("after a swap and back, the answers are other ones")
     every = [row for rows in answers for row in rows]
     for place, row in enumerate(every):
-        twins = sum(http_load.is_same_row(row, other) for other in every) - 1
+        twins = sum(is_expected(row, other) for other in every) - 1
         if twins > len(every) // 10:
             raise RuntimeError(f"{twins} other answers equal that to input {place}")
     return [list(pair) for pair in zip(*answers, strict=True)]

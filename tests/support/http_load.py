@@ -21,12 +21,13 @@ from typing import Any
 
 import msgspec
 
+from flatout.serve.answer_check import is_expected
+
 # Wall clock when it was due, seconds until the answer, status (0: none), number of the input, and
 # which of its known answers it got, as bits; of a refusal, whether it has a Retry-After.
 RECORD = struct.Struct("<ddHIB")
 TIMED_OUT, LOST = 0, 1
 _SWEEP_S = 0.25
-_TOLERANCE = 1e-3
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -279,7 +280,7 @@ def _matched(body: bytes, known: Sequence[dict[str, Any]]) -> int:
         found = first_row(body)
     except (msgspec.DecodeError, LookupError, TypeError):
         return 0
-    return sum(1 << place for place, one in enumerate(known) if is_same_row(one, found))
+    return sum(1 << place for place, one in enumerate(known) if is_expected(one, found))
 
 
 def first_row(body: bytes) -> Any:
@@ -289,25 +290,6 @@ def first_row(body: bytes) -> Any:
     document = msgspec.json.decode(body)
     found = (document["predictions"] if isinstance(document, dict) else document)[0]
     return found[0] if isinstance(found, list) else found
-
-
-def is_same_row(known: Any, found: Any) -> bool:
-    """Whether two rows are equal but for rounding."""
-    if isinstance(known, dict):
-        return isinstance(found, dict) and all(
-            name in found and is_same_row(value, found[name]) for name, value in known.items()
-        )
-    if isinstance(known, list):
-        return (
-            isinstance(found, list)
-            and len(known) == len(found)
-            and all(map(is_same_row, known, found))
-        )
-    if isinstance(known, float):
-        return isinstance(found, int | float) and math.isclose(
-            known, found, rel_tol=_TOLERANCE, abs_tol=1e-6
-        )
-    return bool(known == found)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:

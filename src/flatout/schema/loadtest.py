@@ -63,8 +63,8 @@ class LoadError(msgspec.Struct, frozen=True, kw_only=True):
 class LoadSecond(msgspec.Struct, frozen=True, kw_only=True):
     """One second. num_answered: good answers that came in it; num_errors: failures in it.
 
-    Latencies are of the requests that were due in it: a second in which the server stood still is
-    slow, and not empty. queue_depth: as the server reports it.
+    Latencies are of the requests that were due in it: a second in which the server hung is slow,
+    and not empty. queue_depth: as the server reports it.
     """
 
     at_s: float

@@ -91,7 +91,7 @@ class LoadTest:
         self._open.close()
 
     def events(self) -> Iterator[LoadEvent]:
-        """Measures; gives what is to be shown.
+        """Measures; gives what is shown.
 
         Raises:
             RunFailed: loadtest-generator-failed.

@@ -23,7 +23,7 @@ Answered = TypeVar("Answered")
 
 
 class ClientLeft(Exception):
-    """The client has closed the connection: there is nobody to answer."""
+    """The client has closed the connection: there is no one to answer."""
 
 
 def header(scope: Scope, name: bytes) -> str:

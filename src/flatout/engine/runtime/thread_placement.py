@@ -3,8 +3,8 @@
 OpenMP threads wait for each other by spinning, for milliseconds. Linux shares CPUs out to sessions
 (see autogroups in sched(7)), so next to a busy program of another terminal, two of them on one CPU
 and that program on the other are what it balances to. Each then spins while the other could work:
-in benchmarks/thread_placement.py such steps took 13 to 100 times as long as alone. Pinned, they
-take two to four times as long.
+in benchmarks/thread_placement.py such steps took 10 to 30 times as long as pinned ones, and these
+two to five times as long as alone.
 """
 
 from __future__ import annotations

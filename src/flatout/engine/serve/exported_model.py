@@ -79,7 +79,7 @@ class ExportedModel:
         )
 
     def begin_batch(self) -> None:
-        pass
+        """Nothing is kept between batches."""
 
     def read(self, given: AnyInput) -> ReadInput:
         arrays = arrays_of(given, self._facts.inputs)
@@ -118,7 +118,7 @@ class ExportedModel:
         return "device" if "CUDA failure" in text or "CUDA error" in text else "other"
 
     def release_memory(self) -> None:
-        pass
+        """The runtime of the file keeps its memory for itself."""
 
     def memory_bytes(self) -> int | None:
         return None
