@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.minutes < 3:
+        parser.error("--minutes must be at least 3: two swaps have no room between kills otherwise")
     machine = dated.read_machine()
     work = Work(options.work or Path(tempfile.mkdtemp(prefix="flatout-soak-")))
     for seed, run in enumerate(RUNS):
@@ -111,7 +113,7 @@ def main() -> int:
     soak = Soak()
     with serving(contestant, {}, bodies[0], log) as (port, server):
         known = known_answers(work, port, bodies)
-        limit = measured_limit(port, bodies)
+        limit = measured_limit(port, bodies, known)
         print(f"limit     {limit:,.0f} answers/s with p99 <= 50 ms")
         rate = options.load * limit
         job = http_load.Job(
@@ -145,15 +147,16 @@ def known_answers(work: Work, port: int, bodies: list[str]) -> list[list[dict[st
     return [list(pair) for pair in zip(*answers, strict=True)]
 
 
-def measured_limit(port: int, bodies: list[str]) -> float:
-    """The most answers per second with p99 within 50 ms."""
+def measured_limit(port: int, bodies: list[str], known: list[list[dict[str, Any]]]) -> float:
+    """The most answers per second with p99 within 50 ms, while the generator compares them, too."""
     levels: list[tuple[float, bool]] = []
     rates: dict[float, float] = {}
     level: float | None = 8.0
     while level is not None:
         job = http_load.Job(
-            port=port, path="/predict", bodies=bodies, users=int(level), duration_s=4.0
-        )
+            port=port, path="/predict", bodies=bodies, expected=known, users=int(level),
+            duration_s=4.0,
+        )  # fmt: skip
         result = load(job)
         rates[level] = result.answers_per_s
         levels.append((level, result.held_share >= load_search.HELD_SHARE))
@@ -405,7 +408,7 @@ def report(
         problems.append(f"stopped under load: {stop}")
     print(f"answers   {counts}")
     print(f"attacks   {len(soak.kills)} kills, {len(soak.swaps)} swaps; stop: {stop}")
-    if len(soak.swaps) < 2 and options.minutes >= 3:
+    if len(soak.swaps) < 2:
         problems.append("fewer than two swaps")
     rows = [
         dated.measurement(name, "count", (float(counts.get(name, 0)),), {})
