@@ -315,7 +315,14 @@ def once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Path]:
             time.sleep(0.1)
         try:
             if not (folder / "whole").exists():
-                fill(folder)
+                try:
+                    fill(folder)
+                except BaseException:
+                    # The next test fills it anew, and not on top of half of it.
+                    for part in folder.iterdir():
+                        if part.name != "lock":
+                            shutil.rmtree(part) if part.is_dir() else part.unlink()
+                    raise
                 (folder / "whole").touch()
         finally:
             lock.release()

@@ -162,7 +162,9 @@ class Replica:
                     file.flush()
                     os._exit(9)
         if what == "print":
-            print("printed by the model", file=sys.stderr, flush=True)
+            for piece in ("printed by", " the model", "\n"):
+                print(piece, end="", file=sys.stderr, flush=True)
+                time.sleep(0.05)
         if what == "hang":
             time.sleep(600)
         if what == "sleep":

@@ -23,6 +23,8 @@ from flatout.system.process_env import creation_flags, worker_environment
 
 # How much of its stderr is kept: the end of it.
 _PRINTED_BYTES = 100_000
+# A line that is longer is passed on in parts.
+_LINE_BYTES = 4096
 # What it wrote last is read after it has ended, unless a child of it keeps the pipes open.
 _LAST_WORDS_S = 2.0
 # Of the free memory, for further replicas: batches need some, too.
@@ -54,7 +56,7 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
 
     Args:
         receive: called with each message, in order.
-        pass_on: called with what it writes to stderr.
+        pass_on: called with the lines that it writes to stderr, once they are whole.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         self._arrived = FrameBuffer(FromReplica)
         self._printed: deque[bytes] = deque()
         self._printed_bytes = 0
+        self._begun_line = b""
         self._transport: asyncio.SubprocessTransport
         self._stdin: asyncio.WriteTransport
         self.is_stream_broken = False
@@ -113,7 +116,7 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         if fd == 1:
             self._take(data)
             return
-        self._pass_on(data.decode(errors="replace"))
+        self._pass_on_lines(data)
         self._printed.append(data)
         self._printed_bytes += len(data)
         while self._printed_bytes - len(self._printed[0]) > _PRINTED_BYTES:
@@ -130,9 +133,21 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         """It has ended, and all it wrote was read."""
         if self._ended.done():
             return
+        if self._begun_line:
+            self._pass_on(self._begun_line.decode(errors="replace"))
         code = self._transport.get_returncode()
         self._ended.set_result(code if code is not None else 1)
         self._transport.close()
+
+    def _pass_on_lines(self, data: bytes) -> None:
+        lines = self._begun_line + data
+        # A pipe gives a text and its newline one by one where `print` has written them so.
+        num_whole = lines.rfind(b"\n") + 1
+        if len(lines) - num_whole > _LINE_BYTES:
+            num_whole = len(lines)
+        self._begun_line = lines[num_whole:]
+        if num_whole:
+            self._pass_on(lines[:num_whole].decode(errors="replace"))
 
     def _take(self, data: bytes) -> None:
         if self.is_stream_broken:

@@ -21,6 +21,7 @@ from flatout.engine.runlog.history import History
 from flatout.engine.runtime import rng
 from flatout.engine.training import updater
 from flatout.errors import FlatoutError, RunFailed
+from flatout.system.exit_code import end
 
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -99,3 +100,4 @@ if __name__ == "__main__":
     reported_errors(here)
     reported_apart(here)
     lose_gpu(here, Path(sys.argv[1]))
+    end(0)

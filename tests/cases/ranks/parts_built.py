@@ -24,6 +24,7 @@ from flatout.engine.ranks.model_layout import ModelLayout
 from flatout.engine.runtime import rng
 from flatout.engine.session.session import Session, build
 from flatout.engine.session.state import state_of, take_over
+from flatout.system.exit_code import end
 
 
 class Cached(nn.Module):
@@ -176,3 +177,4 @@ if sys.platform == "linux":
     results["memory"] = memory_grown()
 if ranks.is_first:
     (folder / "found.json").write_text(json.dumps(results))
+end(0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.errors import FlatoutError
+from flatout.system.exit_code import end
 
 WHOLE = {"checkpoint_every": 2}
 PARTS = {**WHOLE, "sharding": "full"}
@@ -88,3 +89,4 @@ try:
 except FlatoutError as error:
     result["error"] = error.rule
 (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps({**result, "failed": short.failed}))
+end(0)

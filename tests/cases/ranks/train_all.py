@@ -16,6 +16,7 @@ from rank_experiments import ALL
 from spread_experiments import COUPLED, FAILING, SPREAD, UNLIKE
 from support.ranks_runs import new_run, ranks_here, train
 
+from flatout.system.exit_code import end
 from flatout.system.store.run_folder import RunFolder
 
 folder, mode, *names = Path(sys.argv[1]), *sys.argv[2:]
@@ -43,3 +44,4 @@ else:
     for name in names[1:]:
         make, fixed = known[name]
         train(new_run(folder / name, ranks, **fixed), make(), ranks)
+end(0)
