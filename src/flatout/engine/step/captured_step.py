@@ -176,6 +176,12 @@ class CapturedStep:
             oldest.loss.copy_(self._losses[0])
             del self._staged[0]
 
+    def record_again(self) -> None:
+        """The graphs may hold numbers that have changed: the next update is recorded."""
+        self.flush()
+        self._recorded = {}
+        self._is_staging = False
+
     def _launch(self, staged: list[_Staged]) -> None:
         into: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         out_of: dict[torch.dtype, list[Tensor]] = defaultdict(list)

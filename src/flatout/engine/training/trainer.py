@@ -49,6 +49,7 @@ from flatout.engine.training.changed_experiment import (
 )
 from flatout.engine.training.checkpoints import shared_checkpoint
 from flatout.engine.training.flop_count import counted_alone
+from flatout.engine.training.hook_rounds import HookRounds
 from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
 from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
 from flatout.engine.training.run_checks import (
@@ -259,15 +260,7 @@ class Trainer:
         )
 
     def _segment(self, session: Session, limits: LoopLimits, timer: StepTimer) -> Ending:
-        if self._state is not None:
-            is_changed = has_other_file(self._state, self._task.spec, self._task.change)
-            if is_changed:
-                check_fit(session, self._state, self._task.folder, self._task.change)
-            take_over(session, self._state, is_changed=is_changed)
-            # Its reader still holds it: in memory, or the file.
-            forget_tensors(self._state)
-        # Whatever an experiment has drawn where no seed reaches: all begin with the same.
-        session.ranks.copy_from_first(session.model)
+        hooks = _taken_up(self._task, session, self._event_log, self._state)
         self._session = session
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
@@ -302,6 +295,7 @@ class Trainer:
             saver=self._saver,
             timer=timer,
             request=self._task.request,
+            hooks=hooks,
             cap=self._cap,
             recorder=self._recorder,
         )
@@ -327,7 +321,7 @@ class Trainer:
             )
         if self._history.is_finished and self._state is not None:
             # Who trains a stopped run longer wants to see whether there is more to come.
-            self._state["position"]["num_worse"] = 0
+            self._state["position"] |= {"num_worse": 0, "stop_reason": None}
         return limits
 
     def _decide_recipe(
@@ -459,7 +453,8 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self._session.device),
             peak_allocated_bytes=peak_allocated_bytes(self._session.device),
             checkpoint_share=self._saver.cost_s / max(elapsed_s() - self._began_s, 1e-9),
-            reason=f"early stopping: {best} has not improved for {patience} validations"
+            reason=self._session.position.stop_reason
+            or f"early stopping: {best} has not improved for {patience} validations"
             if ending == "early"
             else None,
             is_schedule_over=self._session.learning_rates.is_over(),
@@ -474,6 +469,27 @@ def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) ->
         requested=named.get("sharding") or (previous.sharding.value if previous else None),
         exchange=named.get("exchange") or (previous.exchange.value if previous else "agreed"),
     )
+
+
+def _taken_up(task: TrainTask, session: Session, event_log: EventLog, state: Any) -> HookRounds:
+    """Gives a session the run's state, if it has one, and begins its hooks."""
+    try:
+        if state is not None:
+            is_changed = has_other_file(state, task.spec, task.change)
+            if is_changed:
+                check_fit(session, state, task.folder, task.change)
+            take_over(session, state, is_changed=is_changed)
+            session.hooks.load_state(state.get("hooks"), session.device, is_changed=is_changed)
+            # Its reader still holds it: in memory, or the file.
+            forget_tensors(state)
+        # Whatever an experiment has drawn where no seed reaches: all begin with the same.
+        session.ranks.copy_from_first(session.model)
+        hooks = HookRounds(session, event_log, task.folder)
+        hooks.start()
+    except BaseException:
+        session.close()
+        raise
+    return hooks
 
 
 def _look_ahead(task: TrainTask, session: Session, event_log: EventLog, *, is_new: bool) -> None:

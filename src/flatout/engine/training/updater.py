@@ -23,6 +23,7 @@ from flatout.engine.runtime.oom import OutOfMemory, as_out_of_memory, free_after
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import Session
 from flatout.engine.session.step_kinds import new_step
+from flatout.engine.step.captured_step import CapturedStep
 from flatout.engine.step.cuda_graphs import not_captured
 from flatout.engine.training.flop_count import FlopCount
 from flatout.engine.training.oom_recovery import OomRecovery
@@ -201,6 +202,21 @@ class StepRunner:
             if error.rule != "out-of-memory":
                 raise
             self._oom_recovery.warn(self._session.position.step, error)
+
+    def renew(self, is_refrozen: bool) -> None:
+        """After hooks: what is in a graph, or compiled in, may be another number now.
+
+        Args:
+            is_refrozen: other weights may be trained, too. (Several ranks find that out.)
+        """
+        session = self._session
+        if session.loss is not None:
+            session.loss.renew(session.recipe)
+        if isinstance(self._step, CapturedStep):
+            self._step.record_again()
+        elif is_refrozen and session.ranks.size == 1:
+            # An optimizer's step is prepared for the weights that it has seen.
+            self._step = new_step(session, self._timer)
 
     def detect_changes(self) -> None:
         """Finds out which generators and buffers the updates move."""
