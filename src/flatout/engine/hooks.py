@@ -6,11 +6,12 @@ This file does not import torch, so that an experiment can be defined without it
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flatout.engine.runtime.user_code import kind_text
+from flatout.engine.runtime.user_code import kind_text, user_locations
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,8 +116,10 @@ class Hook(Protocol):
 def _wrong_kind(method: str, name: str, value: Any, wanted: str) -> UsageError:
     shape = getattr(value, "shape", None)
     what = kind_text(value) if shape is None else f"{kind_text(value)} of shape {tuple(shape)}"
+    places = user_locations(traceback.extract_stack())
     return UsageError(
         "hook-logged-wrong-kind",
         f"`{method}({name!r}, ...)` was given {what}.",
+        because=places[-1].with_code if places else None,
         fix=f"give {wanted}",
     )
