@@ -110,8 +110,9 @@ class Capturing:
                 take_over(session, checkpoint.state)
             saver = AsyncCheckpointer(folder, recipe.checkpoint_every.value, timer)
             around = LoopContext(
-                folder=folder, event_log=journal, saver=saver, timer=timer, request=request
-            )
+                folder=folder, event_log=journal, saver=saver, timer=timer, request=request,
+                hooks=HookRounds(session, journal, folder),
+            )  # fmt: skip
             try:
                 ending = Loop(session, LoopLimits(epochs=epochs, steps=None), around).run()
             finally:

@@ -32,7 +32,9 @@ from flatout.cli.options import json_document
 @click.option(
     "--recipe", metavar="FILE", help="Use the recipe in FILE, as saved by `flatout tune`."
 )
-@click.option("--seed", type=int, metavar="N", help="Random seed for weights and data order.")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="Random seed for weights and data order."
+)
 @click.option(
     "--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
     help="Device to train on.",
