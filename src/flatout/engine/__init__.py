@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.experiment import Experiment, Updates
+from flatout.engine.hooks import Hook, HookContext
 
 if TYPE_CHECKING:
     from flatout.engine.data.builtin_datasets import dataset
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from flatout.engine.tuner.api import TunedHere, tune
 
 __all__ = [
-    "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
+    "Confusion", "Experiment", "Hook", "HookContext", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
     "dataset", "decayed_groups", "dry_run", "load", "lr_range", "sampled_tokens",
     "schedules", "streamed_tokens", "train", "tune",
 ]  # fmt: skip

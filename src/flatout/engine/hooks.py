@@ -96,21 +96,41 @@ class HookContext:
         self.logged.append(HookEntry(name=str(name), picture=bytes_hwc))
 
 
-class Hook(Protocol):
-    """What `Experiment(hooks=...)` makes: an object with any of these methods.
+class StartHook(Protocol):
+    """A hook that is called once, before the run's first update; not after a resume."""
 
-    on_start: once, before the run's first update; not after a resume.
-    on_epoch: after each whole epoch, and its validation.
-    on_validation: after each validation.
-    on_step: after each update; slower, see docs/hooks.md.
+    def on_start(self, context: HookContext) -> None:
+        """Called with the model as it was built."""
+        ...
 
-    Its attributes are kept in checkpoints. A hook with `state_dict` and `load_state_dict` says
-    itself what is kept.
-    """
+
+class EpochHook(Protocol):
+    """A hook that is called after each whole epoch, and its validation."""
 
     def on_epoch(self, context: HookContext) -> None:
-        """After each whole epoch; an example of the four."""
+        """Called between two epochs."""
         ...
+
+
+class ValidationHook(Protocol):
+    """A hook that is called after each validation."""
+
+    def on_validation(self, context: HookContext) -> None:
+        """Called with new metrics."""
+        ...
+
+
+class StepHook(Protocol):
+    """A hook that is called after each update; slower, see docs/hooks.md."""
+
+    def on_step(self, context: HookContext) -> None:
+        """Called with the loss of the update."""
+        ...
+
+
+# What `Experiment(hooks=...)` makes: an object with any of these methods. Its attributes are kept
+# in checkpoints; one with `state_dict` and `load_state_dict` says itself what is kept.
+Hook = StartHook | EpochHook | ValidationHook | StepHook
 
 
 def _wrong_kind(method: str, name: str, value: Any, wanted: str) -> UsageError:

@@ -46,12 +46,12 @@ class Net(nn.Module):
 
 def loss(model: Any, batch: Any) -> Tensor:
     value = nn.functional.cross_entropy(model(batch[0]), batch[1])
-    norm = model.last.weight.square().mean()
-    return value + (model.in_buffer + model.plain) * norm
+    return value * (1 + model.in_buffer + model.plain)
 
 
 class Unfreeze:
-    def __init__(self) -> None:
+    def __init__(self, *, is_spread: bool) -> None:
+        self.is_spread = is_spread
         self.norms: list[float] = []
         self.sum = torch.zeros(())
 
@@ -62,11 +62,15 @@ class Unfreeze:
     def on_epoch(self, context: Any) -> None:
         if context.epoch == 2:
             context.model.first.requires_grad_(True)
-        self.norms.append(float(context.model.first.weight.norm()))
-        self.sum += context.model.last.weight.sum()
+        first, last = context.model.first.weight, context.model.last.weight
+        if self.is_spread:
+            # Each rank has a part of the rows.
+            first, last = first.to_local(), last.to_local()
+        self.norms.append(float(first.norm()))
+        self.sum += last.sum()
         context.log("norms", sum(self.norms))
         context.log("sum", self.sum)
-        context.log_picture("First weights", context.model.first.weight.abs())
+        context.log_picture("First weights", first.abs())
 
 
 class Weigh:
@@ -93,7 +97,7 @@ class Stop:
             context.stop(f"seen five, the last with {context.metrics['loss']:.3f}")
 
 
-def experiment() -> flatout.Experiment:
+def experiment(is_spread: bool = False) -> flatout.Experiment:
     return flatout.Experiment(
         model=Net,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
@@ -102,5 +106,5 @@ def experiment() -> flatout.Experiment:
         validation_data=lambda: (torch.ones(10, 6), torch.ones(10, dtype=torch.long)),
         batch_size=8,
         epochs=9,
-        hooks=lambda: [Unfreeze(), Weigh(), Stop()],
+        hooks=lambda: [Unfreeze(is_spread=is_spread), Weigh(), Stop()],
     )

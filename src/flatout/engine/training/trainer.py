@@ -205,6 +205,9 @@ class Trainer:
         if ending == "recipe":
             packed = pack(state_of(self._session, is_for_all=True))
             self._state = unpack(packed.tree, packed.tensors)
+            # Each rank continues with its own, which are where a checkpoint has them.
+            own = [self._state["generators"]] * self._task.ranks.rank
+            self._state["generators_of_others"] = own
         else:
             checkpoint, damaged = shared_checkpoint(self._task.folder, self._task.ranks)
             for finding in damaged:
