@@ -109,7 +109,8 @@ class Capturing:
             session = Session(built, recipe)
             if checkpoint is not None:
                 take_over(session, checkpoint.state)
-                session.hooks.load_state(checkpoint.state["hooks"], session.device, is_changed=False)
+                state = checkpoint.state["hooks"]
+                session.hooks.load_state(state, session.device, is_changed=False)
             hooks = HookRounds(session, journal, folder)
             hooks.start()
             saver = AsyncCheckpointer(folder, recipe.checkpoint_every.value, timer)

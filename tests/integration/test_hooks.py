@@ -367,8 +367,9 @@ def test_error_in_a_later_call_is_the_users(lab: Lab, plain: Plain) -> None:
     with pytest.raises(FlatoutError) as raised:
         lab.run(plain(hooks=Fails))
     error = raised.value
-    assert error.rule == "experiment-raised" and "no such thing" in f"{error.problem}{error.because}"
-    assert "test_hooks.py" in f"{error.problem}{error.because}"
+    said = f"{error.problem} {error.because}"
+    assert error.rule == "experiment-raised"
+    assert "no such thing" in said and "test_hooks.py" in said
 
 
 def test_hooks_are_not_called_by_a_search(plain: Plain, lab: Lab) -> None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from flatout.engine.tuner.api import TunedHere, tune
 
 __all__ = [
-    "Confusion", "Experiment", "Hook", "HookContext", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
-    "dataset", "decayed_groups", "dry_run", "load", "lr_range", "sampled_tokens",
-    "schedules", "streamed_tokens", "train", "tune",
+    "Confusion", "Experiment", "Hook", "HookContext", "Predictor", "Trained", "TunedHere",
+    "Updates", "confusion", "dataset", "decayed_groups", "dry_run", "load", "lr_range",
+    "sampled_tokens", "schedules", "streamed_tokens", "train", "tune",
 ]  # fmt: skip
 
 # Modules of the public names whose import needs torch.

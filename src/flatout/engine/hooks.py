@@ -71,7 +71,8 @@ class HookContext:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise _wrong_kind("log", name, value, "a number or a text") from error
-        self.logged.append(HookEntry(name=str(name), number=number if math.isfinite(number) else None))
+        finite = number if math.isfinite(number) else None
+        self.logged.append(HookEntry(name=str(name), number=finite))
 
     def log_picture(self, name: str, picture: Tensor) -> None:
         """Keeps a picture of this step as a PNG file in the run's folder.

@@ -160,7 +160,8 @@ def _load(hook: Any, state: Any, device: torch.device) -> None:
 def _check_hook(hook: Any, experiment: Experiment) -> None:
     kind = type(hook).__name__
     if isinstance(hook, type):
-        raise _bad_hook(f"`hooks` returned the class {hook.__name__}.", f"make one: {hook.__name__}()")
+        problem = f"`hooks` returned the class {hook.__name__}."
+        raise _bad_hook(problem, f"make one: {hook.__name__}()")
     for name in dir(hook):
         if name.startswith("on_") and name not in CALLS and callable(getattr(hook, name)):
             problem = f"the hook `{kind}` has a method `{name}`, which is never called."

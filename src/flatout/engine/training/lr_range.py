@@ -1,4 +1,4 @@
-"""A learning-rate range test: steps of a fresh model at larger and larger rates; nothing is kept."""
+"""A learning-rate range test: steps of a fresh model at larger and larger rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a learning-rate range test: `python -m flatout.engine.training.lr_range_worker`."""
+"""A range test's process: `python -m flatout.engine.training.lr_range_worker`."""
 
 from __future__ import annotations
 

@@ -72,6 +72,7 @@ from flatout.engine.tuner.driver import Search, tuned_recipe
 from flatout.errors import FlatoutError
 from flatout.schema.change import Change
 from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding, Fix
 from flatout.schema.recipe import Recipe
 from flatout.schema.run import RunHeader
 from flatout.schema.run_lines import (
@@ -165,6 +166,8 @@ class Trainer:
                 # Before the search: refuse experiments that no program can be written for.
                 code_outline = outline(built, built.recipe(self._task.spec.fixed))
                 self._event_log.event(Outlined(at=now_s(), step=0, outline=code_outline))
+                if self._experiment.hooks is not None:
+                    self._event_log.warn(0, _not_emitted())
             ranks.attach(built.device)
             recipe = ranks.broadcast_from_rank0(
                 lambda: self._decide_recipe(built, previous, limits), Recipe
@@ -463,6 +466,16 @@ class Trainer:
             is_schedule_over=self._session.learning_rates.is_over(),
         )
         self._event_log.event(finished, is_synced=True)
+
+
+def _not_emitted() -> Finding:
+    return Finding(
+        rule="hooks-not-emitted",
+        severity="warning",
+        problem="the program that is written does not call the experiment's hooks.",
+        because="they are called by flatout's own loop",
+        fixes=(Fix(text="call them between its updates, or train with flatout"),),
+    )
 
 
 def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) -> ModelLayout:
