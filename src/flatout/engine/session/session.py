@@ -261,8 +261,7 @@ class Session:
         self.device = built.device
         self.placement = ThreadPlacement(built.device)
         self.facts = built.facts
-        self.train_data = built.train_data
-        self.hooks = built.hooks
+        self.train_data, self.hooks = built.train_data, built.hooks
         self.model = built.model
         self.optimizers = built.optimizers
         self.graphs = built.graphs

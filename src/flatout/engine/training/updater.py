@@ -43,6 +43,7 @@ class StepRunner:
 
     is_whole: weights, generators and buffers are those after an update: they can be saved.
     flop_count: of such an update.
+    detect_changes: finds out which generators and buffers the updates move.
 
     Args:
         session: what is trained.
@@ -64,6 +65,7 @@ class StepRunner:
         self._step = new_step(session, timer)
         self._has_reported_problem = False
         self._snapshot = StepSnapshot(session.model, session.device)
+        self.detect_changes = self._snapshot.detect_changes
         self._updates: Iterator[list[MicroBatch]] = iter(())
         self._requests = requests
         self.flop_count = FlopCount(session)
@@ -213,14 +215,10 @@ class StepRunner:
         if session.loss is not None:
             session.loss.renew(session.recipe)
         if isinstance(self._step, CapturedStep):
-            self._step.record_again()
+            self._step.is_outdated = True
         elif is_refrozen and session.ranks.size == 1:
             # An optimizer's step is prepared for the weights that it has seen.
             self._step = new_step(session, self._timer)
-
-    def detect_changes(self) -> None:
-        """Finds out which generators and buffers the updates move."""
-        self._snapshot.detect_changes()
 
     def _take_more(self) -> None:
         position = self._session.position
