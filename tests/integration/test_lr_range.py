@@ -124,9 +124,7 @@ def test_error_of_the_experiment_is_its_own(plain: Plain) -> None:
     assert raised.value.rule == "experiment-raised"
 
 
-def test_command_prints_keeps_and_draws(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_keeps_and_draws(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lr", "digits", "--steps", "20", "--device", "cpu", "--use", "num_threads=1"]) == 0
     out = capsys.readouterr().out
     assert "learning rate" in out and "suggested" in out and "in the experiment" in out

@@ -52,9 +52,7 @@ def has_diverged(losses: Sequence[float], sweep: LrSweep) -> bool:
     if not losses or not isfinite(losses[-1]):
         return bool(losses)
     size = _side(sweep) + 1
-    means = [
-        sum(losses[end - size : end]) / size for end in range(size, len(losses) + 1)
-    ]
+    means = [sum(losses[end - size : end]) / size for end in range(size, len(losses) + 1)]
     if not means:
         return False
     best = min(means)

@@ -39,9 +39,7 @@ def shown_points(result: LrRange) -> list[LrPoint]:
     points = result.points
     last = max(1, len(points) - 1)
     places = {round(row * last / (_NUM_ROWS - 1)) for row in range(_NUM_ROWS)}
-    return [
-        point for place, point in enumerate(points) if place in places or point.lr == result.lr
-    ]
+    return [point for place, point in enumerate(points) if place in places or point.lr == result.lr]
 
 
 def _head(result: LrRange) -> Iterator[tuple[str, str]]:
