@@ -140,11 +140,14 @@ def test_frozen_weights_stay_until_they_are_unfrozen(lab: Lab, plain: Plain) -> 
 
 @needs_compiler
 def test_compiled_step_trains_what_was_unfrozen(lab: Lab, tell: Tell, plain: Plain) -> None:
-    uncompiled = tell.metrics(lab.run(plain(hooks=Unfreeze)), Validated)
-    folder = lab.run(plain(hooks=Unfreeze), compiled="both")
+    # Adam makes differences of rounding large.
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # noqa: E731
+    experiment = plain(hooks=Unfreeze, optimizer=optimizer)
+    uncompiled = tell.metrics(lab.run(experiment), Validated)
+    folder = lab.run(experiment, compiled="both")
     losses = [line.metrics["loss"] for line in tell.metrics(folder, Validated)]
     expected = [line.metrics["loss"] for line in uncompiled]
-    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses == pytest.approx(expected, rel=1e-4)
     # Two graphs, of the loss with and without the frozen weights, are no storm.
     assert read_run(folder).adaptations == ()
 
