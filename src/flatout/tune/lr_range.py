@@ -34,7 +34,7 @@ def check_sweep(sweep: LrSweep) -> None:
         problem = f"the first rate, {low:g}, is not below the last, {high:g}."
         fix = f"exchange them: --from {high:g} --to {low:g}"
     elif sweep.num_steps < LEAST_STEPS:
-        problem = f"{sweep.num_steps} steps are too few."
+        problem = f"--steps {sweep.num_steps} is too small."
         fix = f"use {LEAST_STEPS} or more, such as --steps 100"
     if problem is not None:
         raise UsageError("bad-lr-range", problem, fix=fix)
