@@ -144,6 +144,9 @@ def draw_lr_range(figure: Any, result: LrRange) -> Any:
         axis.axvline(result.lr, color=ORANGE, linestyle="--", linewidth=1.2, label=label)
     axis.set_xscale("log")
     axis.set_xlabel("learning rate")
+    # matplotlib's own labels are formulas.
+    axis.xaxis.set_major_formatter(_plain_number)
+    axis.xaxis.set_minor_formatter(lambda value, _: "")
     # What diverges would flatten all that is of interest.
     low, high = min(smoothed), max(smoothed[: max(1, smoothed.index(min(smoothed)))])
     margin = 0.15 * (high - low) or 0.1
