@@ -24,6 +24,7 @@ COMMANDS = (
     ("tune", "Train", "Find the fastest correct recipe: speed settings, not hyperparameters."),
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "Show a run: result, metrics, recipe, where the time went."),
+    ("lr", "Train", "Find a learning rate: a range test."),
     ("profile", "Train", "Show where a step's time goes, and what to change."),
     ("compare", "Train", "Compare runs: what differs, and the results."),
     ("predict", "Predict", "Predict with the saved weights of a run."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -15,6 +16,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.monitor import figures
 from flatout.monitor.figures import Curves
 from flatout.schema.class_report import Results
+from flatout.schema.lr_range import LrRange
 from flatout.schema.run import Run
 from flatout.schema.run_lines import Metric
 from flatout.schema.suggested_command import show_command
@@ -43,6 +45,32 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
         UsageError: matplotlib-not-installed.
         RunFailed: plots-not-drawn.
     """
+    fix = "the run itself is unaffected; update matplotlib and try again: "
+    with _figures(run.id, fix + show_command(run.typed, "--plots")) as figure:
+        drawn = dict(_drawn(run, lines, results, figure))
+        return _replace(Path(run.folder) / "plots", drawn)
+
+
+def draw_lr_range(result: LrRange, path: Path) -> Path:
+    """Draws the losses of a learning-rate range test over the rates; gives the file.
+
+    Raises:
+        UsageError: matplotlib-not-installed.
+        RunFailed: plots-not-drawn.
+    """
+    with _figures(path.stem, "update matplotlib, and test again") as figure:
+        atomic_files.write_atomically(path, _png(figures.draw_lr_range(figure, result)))
+    return path
+
+
+@contextlib.contextmanager
+def _figures(subject: str, fix: str) -> Iterator[Any]:
+    """matplotlib's class of figures, with our style; subject, fix: for what it raises.
+
+    Raises:
+        UsageError: matplotlib-not-installed.
+        RunFailed: plots-not-drawn.
+    """
     try:
         matplotlib = importlib.import_module("matplotlib")
         figure = importlib.import_module("matplotlib.figure").Figure
@@ -51,8 +79,7 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
             warnings.simplefilter("ignore")
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(figures.STYLE)
-            drawn = dict(_drawn(run, lines, results, figure))
-        return _replace(Path(run.folder) / "plots", drawn)
+            yield figure
     except FlatoutError:
         raise
     except ImportError as error:
@@ -66,10 +93,9 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
     except Exception as error:
         raise RunFailed(
             "plots-not-drawn",
-            f"the plots of {run.id} could not be drawn.",
+            f"the plots of {subject} could not be drawn.",
             because=f"{type(error).__name__}: {error}",
-            fix="the run itself is unaffected; update matplotlib and try again: "
-            + show_command(run.typed, "--plots"),
+            fix=fix,
         ) from error
 
 

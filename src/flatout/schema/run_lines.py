@@ -302,4 +302,18 @@ class Generated(Line, frozen=True, kw_only=True, tag="generated"):
     texts: tuple[str, ...]
 
 
-Metric = Progress | EpochEnded | Validated | Classified | Generated
+class Logged(Line, frozen=True, kw_only=True, tag="logged"):
+    """What a hook has logged: a number, a text (cut if long), or a picture.
+
+    epoch: whole epochs trained by then. value: None also where the number is not finite.
+    picture: path of a PNG file, from the run's folder.
+    """
+
+    epoch: int
+    name: str
+    value: float | None = None
+    text: str | None = None
+    picture: str | None = None
+
+
+Metric = Progress | EpochEnded | Validated | Classified | Generated | Logged

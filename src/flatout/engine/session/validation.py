@@ -86,6 +86,7 @@ class Validator:
         self._session = session
         self._event_log = event_log
         self._best: Packed | None = None
+        self._metrics: dict[str, float] | None = None
 
     def validate(self) -> None:
         """Computes and logs the metrics and samples; the generators are left as they were."""
@@ -119,6 +120,7 @@ class Validator:
         self._warn_uncached()
         name, metrics = session.experiment.best, measured.metrics
         check_best(name, metrics)
+        self._metrics = metrics
         value, loss = metrics[name], metrics.get("loss")
         is_better = _is_better(name, value, position.best_value)
         is_best = is_better or (
@@ -233,6 +235,11 @@ class Validator:
         """The best weights, if there are better ones since the last call."""
         best, self._best = self._best, None
         return best
+
+    def take_metrics(self) -> dict[str, float] | None:
+        """The metrics, if there was a validation since the last call."""
+        metrics, self._metrics = self._metrics, None
+        return metrics
 
     def is_patience_over(self) -> bool:
         """Whether early stopping's rule says stop."""

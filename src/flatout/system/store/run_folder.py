@@ -68,6 +68,7 @@ class RunFolder:
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
+        self.pictures = path / "pictures"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights.safetensors"
         self.experiment = path / "experiment.py"
