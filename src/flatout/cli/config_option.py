@@ -142,4 +142,4 @@ def merge(
         }
         params[name] = (*params[name], *(f"{key}={text}" for key, text in taken.items()))
         used |= {f"{table}.{key}": text for key, text in taken.items()}
-    params[_NAME] = UsedConfig(file=str(config.path), values=used)
+    params[_NAME] = UsedConfig(file=str(config.path.absolute()), values=used)

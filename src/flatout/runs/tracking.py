@@ -190,19 +190,27 @@ class Sending:
 
 def follow(sending: Sending, *, is_following: bool) -> None:
     """Sends a run for as long as it is trained, and some time longer if the tracker is away."""
+    over, ended = threading.Event(), threading.Event()
+    threading.Thread(target=_watch, args=(sending, over, ended), daemon=True).start()
+    try:
+        _follow(sending, over, is_following=is_following)
+    finally:
+        ended.set()
+
+
+def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> None:
     folder = sending.folder
-    began_s = clock.elapsed_s()
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(sending, over), daemon=True).start()
+    began_s = over_s = clock.elapsed_s()
     pause_s = _EVERY_S
-    over_s = began_s
     while True:
         try:
             is_used = is_following and (
                 folder.is_in_use() or clock.elapsed_s() < began_s + _GRACE_S
             )
             run = read_run(folder)
-            if not is_used and not over.is_set():
+            if is_used:
+                over.clear()
+            elif not over.is_set():
                 over_s = clock.elapsed_s()
                 over.set()
             is_whole = not is_following or run.status in ("finished", "stopped", "failed")
@@ -235,12 +243,12 @@ def _wait(folder: RunFolder, pause_s: float) -> None:
             was_used = folder.is_in_use()
 
 
-def _watch(sending: Sending, over: threading.Event) -> None:
+def _watch(sending: Sending, over: threading.Event, ended: threading.Event) -> None:
     """Ends this process where a tracker does not answer although the run is over."""
-    over.wait()
     since_s = clock.elapsed_s()
-    while True:
-        clock.sleep_s(_LOOK_EVERY_S)
+    while not ended.wait(_LOOK_EVERY_S):
+        if not over.is_set():
+            since_s = clock.elapsed_s()
         limit_s = _ANSWER_S + sending.bytes_on_way / _LEAST_BYTES_PER_S
         if clock.elapsed_s() > max(since_s, sending.alive_at_s) + limit_s:
             sending.note(f"it has not answered within {seconds_text(limit_s)}", is_done=True)
