@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from flatout.monitor.tracker import TrackedEnd, TrackedRow, TrackedRun, package
+from flatout.schema.addresses import without_user
 from flatout.schema.suggested_command import typed_value
 
-# Of a request. Source: https://mlflow.org/docs/latest/api_reference/rest-api.html, "Request Limits".
+# Of a request. Source: MLflow, "REST API", section "Log Batch", Request Limits.
 _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
 _LONGEST_VALUE = 6000
@@ -62,7 +63,8 @@ class MlflowTracker:
             )  # fmt: skip
             self._run_id = created.info.run_id
         if self._where.startswith("http"):
-            self.url = f"{self._where.rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}"
+            place = f"/#/experiments/{experiment_id}/runs/{self._run_id}"
+            self.url = without_user(self._where).rstrip("/") + place
         self._set_parameters(run)
         return not known
 

@@ -1,4 +1,4 @@
-"""`--config FILE.toml`: options by their long names, `[set]` for parameters, `[use]` for the recipe."""
+"""`--config FILE.toml`: options by long names, `[set]` for parameters, `[use]` for the recipe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ConfigFile:
     def _texts(self, values: Any, table: str) -> dict[str, str]:
         if not isinstance(values, dict):
             raise self.wrong(
-                table, f"`{table}` is a table", fix=f"write [{table}], and its keys on the next lines"
+                table, f"`{table}` is a table", fix=f"write [{table}], and its keys below it"
             )
         for key, value in values.items():
             if not isinstance(value, str | int | float | bool):

@@ -5,6 +5,7 @@ They run at the lowest priority, read the run's folder, and end some time after 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -29,6 +30,9 @@ _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     # Without it a folder of files is refused from MLflow 3.13 on.
     "MLFLOW_ALLOW_FILE_STORE": "true",
+    # Nothing but the tracker is contacted.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
     "WANDB_INIT_TIMEOUT": "30",
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
@@ -36,6 +40,7 @@ _LIMITS = {
     "WANDB_DISABLE_GIT": "true",
     # The run has samples of the machine; these would be of the process that sends.
     "WANDB_X_DISABLE_STATS": "true",
+    "WANDB_X_SAVE_REQUIREMENTS": "false",
     "GIT_PYTHON_REFRESH": "quiet",
     # It computes nothing: threads of NumPy would only disturb.
     "OMP_NUM_THREADS": "1",
@@ -93,7 +98,9 @@ def _whole(name: str) -> str:
 
 
 def _require_package(target: TrackerTarget) -> None:
-    if importlib.util.find_spec(target.kind) is None:
+    found = importlib.util.find_spec(target.kind)
+    # A folder of that name, such as the one that wandb makes, is a package without an origin.
+    if found is None or found.origin is None:
         raise UsageError(
             "tracker-not-installed",
             f"`--track {target}` needs the package {target.kind}.",
@@ -111,14 +118,10 @@ def start_trackers(folder: RunFolder, targets: Iterable[TrackerTarget]) -> None:
             files.write(position)
             start_tracker(folder, TrackerJob(target=target))
         except (OSError, FlatoutError) as error:
-            _note(files, not_received(folder, target, f"its process did not start: {error}"))
-
-
-def _note(files: TrackerFiles, finding: object) -> None:
-    try:
-        files.write(msgspec.structs.replace(files.read(), is_done=True, finding=finding))
-    except (OSError, FlatoutError):
-        pass  # A full disk: the run itself reports it.
+            finding = not_received(folder, target, f"its process did not start: {error}")
+            # On a full disk, the run itself reports it.
+            with contextlib.suppress(OSError, FlatoutError):
+                files.write(msgspec.structs.replace(position, is_done=True, finding=finding))
 
 
 def start_tracker(folder: RunFolder, job: TrackerJob) -> TrackerProcess:
