@@ -79,8 +79,9 @@ class Sending:
         while self._send_batch(tracker, step):
             self.alive_at_s = clock.elapsed_s()
 
-    def end(self, run: Run) -> None:
+    def end(self) -> None:
         """Sends the files of a run that is over, for now, and its status."""
+        run = read_run(self.folder)
         if self._tracker is not None:
             files = _files_of(run, self.folder, self.files.folder)
             sizes = [path.stat().st_size for paths in files.values() for path in paths]
@@ -207,17 +208,17 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
             is_used = is_following and (
                 folder.is_in_use() or clock.elapsed_s() < began_s + _GRACE_S
             )
-            run = read_run(folder)
             if is_used:
                 over.clear()
             elif not over.is_set():
                 over_s = clock.elapsed_s()
                 over.set()
-            is_whole = not is_following or run.status in ("finished", "stopped", "failed")
-            if run.step > 0:
-                sending.send(is_all=over.is_set() and is_whole)
+            is_ended = over.is_set() and (not is_following or _has_ended(folder))
+            # A run that has logged nothing yet may still be refused.
+            if folder.metrics.is_file() and folder.metrics.stat().st_size:
+                sending.send(is_all=is_ended)
             if over.is_set():
-                sending.end(run)
+                sending.end()
                 return
             pause_s = _EVERY_S
         # An adapter may raise anything; what it lacks is in the run's files, and tried again.
@@ -231,6 +232,11 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         _wait(folder, _EVERY_S if over.is_set() else pause_s)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether a run has ended by itself; one that was killed computes its last lines again."""
+    return read_run(folder).status in ("finished", "stopped", "failed")
 
 
 def _wait(folder: RunFolder, pause_s: float) -> None:
