@@ -200,6 +200,17 @@ def test_what_has_arrived_without_an_answer_is_not_sent_again(folder: RunFolder)
     assert server.values == in_files(folder)
 
 
+def test_nothing_is_sent_again_where_the_position_was_removed(folder: RunFolder) -> None:
+    server = Server()
+    append(folder.metrics, *map(progress, range(1, 500)))
+    sending(folder, server).send(is_all=True)
+    for path in (folder.path / "trackers").iterdir():
+        path.unlink()
+    append(folder.metrics, progress(500))
+    sending(folder, server).send(is_all=True)
+    assert server.values == in_files(folder)
+
+
 def test_steps_of_a_failed_run_are_not_sent_again(folder: RunFolder) -> None:
     server = Server()
     append(folder.events, started(0))

@@ -107,7 +107,8 @@ class Sending:
     def _open(self) -> Tracker:
         tracker = self._open_tracker()
         self._tracker = tracker
-        self._is_in_doubt = self._kept.is_sending
+        # Without a position, as where its file was removed, all of it may have arrived.
+        self._is_in_doubt = self._kept.is_sending or self._kept.num_rows == 0
         if tracker.open(_tracked(read_run(self.folder), self.files.folder)):
             self._kept = TrackerPosition(target=self._kept.target)
             self._is_in_doubt = False
