@@ -27,8 +27,7 @@ from flatout.system.store.tracker_files import positions
 
 pytest.importorskip("torch", reason="needs torch: it trains")
 needs_mlflow = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None
-    or importlib.util.find_spec("sqlalchemy") is None,
+    importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None,
     reason="needs mlflow (pip install 'flatout[mlflow]')",
 )
 needs_wandb = pytest.mark.skipif(

@@ -307,9 +307,7 @@ def test_open_gives_parameters_and_the_end_gives_files(folder: RunFolder) -> Non
 
 
 def test_samples_are_of_the_step_before_them(folder: RunFolder) -> None:
-    samples = [
-        MachineSample(at=at, host=HostSample(utilization=0.5)) for at in (0.5, 2.5, 9.0)
-    ]
+    samples = [MachineSample(at=at, host=HostSample(utilization=0.5)) for at in (0.5, 2.5, 9.0)]
     rows = list(rows_of([progress(1), progress(2)], samples, 7, 0))
     assert [(row.number, row.step) for row in rows] == [(7, 0), (8, 1), (9, 2), (10, 2), (11, 2)]
     with SampleFile(folder.samples) as file:

@@ -68,9 +68,7 @@ class WandbTracker:
     def send(self, rows: Sequence[TrackedRow]) -> None:
         """Adds rows; they are written to a file, and on their way when this returns."""
         for row in rows:
-            self._run.log(
-                {_STEP: row.step, _ROW: row.number, "_timestamp": row.at, **row.values}
-            )
+            self._run.log({_STEP: row.step, _ROW: row.number, "_timestamp": row.at, **row.values})
 
     def end(self, end: TrackedEnd) -> None:
         """Adds files, and waits until all has arrived."""

@@ -73,8 +73,10 @@ def plan_run(request: TrainRequest, interrupts: Interrupts) -> PlannedRun:
     if request.is_changed:
         file = changed_file(old, header.spec)
         change = msgspec.structs.replace(change, file=file)
-    trackers = tuple(requested_trackers(request.track, old))
-    return PlannedRun(spec=header.spec, trackers=trackers, change=change, old=old, header=header)
+    trackers = requested_trackers(request.track, old)
+    return PlannedRun(
+        spec=header.spec, trackers=tuple(trackers), change=change, old=old, header=header
+    )
 
 
 def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
