@@ -197,7 +197,7 @@ def test_mlflow_server_has_everything_of_a_run_once(home: Home, server: str) -> 
     assert run.data.params["lr"] == "0.002" and run.data.params["seed"] == "0"
     assert run.data.params["recipe.device"] == "cpu" and "batch_size" in run.data.params
     files = files_in(client, run.info.run_id)
-    assert {"weights.safetensors", "versions.json"} <= files
+    assert {"weights.safetensors", "versions.txt"} <= files
     if importlib.util.find_spec("matplotlib") is not None:
         assert "plots/curves.png" in files
     # Once more, afterwards: nothing is there twice.

@@ -303,7 +303,7 @@ def test_open_gives_parameters_and_the_end_gives_files(folder: RunFolder) -> Non
     (run,) = server.runs
     assert run.parameters["seed"] == 3 and run.parameters["lr"] > 0
     names = {path.name for paths in server.ends[0].files.values() for path in paths}
-    assert {"weights.safetensors", "versions.json"} <= names
+    assert {"weights.safetensors", "versions.txt"} <= names
 
 
 def test_samples_are_of_the_step_before_them(folder: RunFolder) -> None:

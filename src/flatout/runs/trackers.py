@@ -37,6 +37,8 @@ def send_to_tracker(text: str, where: str) -> TrackerPosition:
             f"another process is sending run {run.id} to {target}.",
             fix=f"see how far it is: {show_command(run.typed)}",
         )
+    # Its folder, for a run that was not sent before.
+    files.write(files.read())
     job = TrackerJob(target=target, is_following=run.status == "running")
     process = tracker_process.start_tracker(folder, job)
     try:

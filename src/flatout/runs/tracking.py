@@ -28,7 +28,7 @@ from flatout.schema.run_lines import Event, Line, Metric, Started
 from flatout.schema.tracking import TrackerJob, TrackerPosition, TrackerTarget
 from flatout.schema.units import seconds_text
 from flatout.system import clock
-from flatout.system.atomic_files import read_lines_from, write_atomically, write_json
+from flatout.system.atomic_files import read_lines_from, write_atomically
 from flatout.system.store.environments import LOCK_FILE
 from flatout.system.store.run_folder import RunFolder, read_run
 from flatout.system.store.run_reader import each_metric, results_of
@@ -297,9 +297,11 @@ def _files_of(run: Run, folder: RunFolder, own: Path) -> dict[str, tuple[Path, .
         write_atomically(files[-1], "\n\n".join(samples.texts).encode())
     lock = Path(run.header.python).parent.parent / LOCK_FILE
     if not lock.is_file():
-        lock = own / "versions.json"
+        lock = own / "versions.txt"
         versions = run.started.versions if run.started else {}
-        write_json(lock, {"flatout": run.header.flatout_version, **versions})
+        named = {"flatout": run.header.flatout_version, **versions}
+        text = "".join(f"{name} {version}\n" for name, version in named.items())
+        write_atomically(lock, text.encode())
     files.append(lock)
     drawn: list[Path] = []
     if plots.can_draw() and run.step > 0:

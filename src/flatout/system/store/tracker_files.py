@@ -43,9 +43,9 @@ class TrackerFiles:
 
     def write(self, position: TrackerPosition) -> None:
         """Keeps how far it has come; when this returns it is on the disk."""
-        if not self.folder.parent.is_dir():
-            raise FileNotFoundError(self.folder.parent)
-        self.folder.mkdir(exist_ok=True)
+        # Not its parents: a run that was removed stays so.
+        with mapped_os_errors(self.folder):
+            self.folder.mkdir(exist_ok=True)
         atomic_files.write_json(self._path, position)
 
 
