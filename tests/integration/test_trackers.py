@@ -189,7 +189,8 @@ def kill_in_the_middle(home: Home, name: str, *words: str) -> None:
 @needs_mlflow
 def test_mlflow_server_has_everything_of_a_run_once(home: Home, server: str) -> None:
     printed = home.run("train", "digits", "--epochs", "3", "--lr", "0.002", "--name", "whole",
-                       "--tune", "off", "--use", "checkpoint_every=20", "--track", f"mlflow:{server}")  # fmt: skip
+                       "--tune", "off", "--use", "checkpoint_every=20",
+                       "--track", f"mlflow:{server}")  # fmt: skip
     assert "has not received" not in printed
     folder = home.run_folder("whole")
     (position,) = all_sent(folder)

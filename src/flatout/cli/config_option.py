@@ -7,7 +7,6 @@ used, or None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +43,9 @@ def read_config(command: click.Command, arguments: Sequence[str]) -> ConfigFile 
               if before == "--config"]  # fmt: skip
     if not names:
         return None
+    # Only here: it loads what --help has no use for.
+    from pathlib import Path
+
     from flatout.runs import api as runs_api
 
     return runs_api.ConfigFile(Path(names[-1]).expanduser())
