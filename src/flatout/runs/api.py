@@ -33,6 +33,9 @@ from flatout.schema.suggested_command import resume_run, show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuned_recipe import TunedRecipe
 from flatout.system import atomic_files, clock, paths, process_env, worker_process
+
+# The command line asks for it here.
+from flatout.system.config_file import ConfigFile as ConfigFile
 from flatout.system.signals import Interrupts
 from flatout.system.store import datasets, interpreters, run_folder, run_tail
 

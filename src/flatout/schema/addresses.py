@@ -20,6 +20,11 @@ def masked(text: str) -> str:
     return _USER.sub(_mask, text) if "://" in text else text
 
 
+def without_user(text: str) -> str:
+    """A text in which no address has a user or a password, for what is kept."""
+    return _USER.sub("", text) if "://" in text else text
+
+
 def _mask(match: re.Match[str]) -> str:
     user, colon = match[1], match[2]
     return f"{user}:{_MASK}@" if user and colon else f"{_MASK}@"

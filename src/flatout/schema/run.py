@@ -25,6 +25,8 @@ from flatout.schema.run_lines import (
     Stopped,
     Validated,
 )
+from flatout.schema.tracking import TrackerPosition
+from flatout.schema.used_config import UsedConfig
 
 Status = Literal["new", "running", "finished", "stopped", "failed", "interrupted"]
 
@@ -33,7 +35,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts fixed when a run is made (`run.json`).
 
     python: the interpreter that trains it. on: who starts its ranks, as it was typed; None for a
-    single process.
+    single process. config: what was taken from a configuration file.
     """
 
     id: str
@@ -42,6 +44,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     flatout_version: str
     python: str
     on: str | None = None
+    config: UsedConfig | None = None
     spec: ExperimentSpec
     machine: Machine | None = None
 
@@ -110,6 +113,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: what ended it, where that is how it stands. flops: None where the run was too short.
     utilization, machine_use: None where it was not asked for, or not recorded.
     is_elsewhere: it is not among flatout's runs, so that a command takes its folder.
+    trackers: how far each has come to which the run is sent.
     """
 
     folder: str
@@ -132,6 +136,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     utilization: Utilization | None = None
     machine_use: MachineUse | None = None
     is_elsewhere: bool = False
+    trackers: tuple[TrackerPosition, ...] = ()
 
     @property
     def ending_reason(self) -> str | None:

@@ -13,8 +13,10 @@ from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
 from flatout.schema.recipe import OutOfMemory, parse_field
+from flatout.schema.tracking import parse_trackers
 from flatout.schema.tuning import Mode, Numerics, TuneRequest
 from flatout.schema.units import parse_bytes
+from flatout.schema.used_config import UsedConfig
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_oom: the recipe's `out_of_memory`; None leaves it as it is.
     on: how many ranks train together, and who starts them, as text; None trains on one.
     is_trusted: a run outside of the runs' folder may run its code.
+    track: trackers that the run is sent to, as text; none leaves it to the site file.
+    config: what was taken from a configuration file; the other fields have it already.
     """
 
     experiment: str | None = None
@@ -59,6 +63,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_oom: OutOfMemory | None = None
     on: str | None = None
     is_trusted: bool = False
+    track: tuple[str, ...] = ()
+    config: UsedConfig | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -173,9 +179,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             UsageError: cannot-change-on-resume, cannot-be-combined, search-needs-one-rank,
-                bad-placement.
+                bad-placement, bad-tracker.
         """
         self._check_pairs()
+        parse_trackers(self.track)
         if self.placement is not None and self.tune == "full":
             raise UsageError(
                 "search-needs-one-rank",
@@ -216,6 +223,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
              "a dry run tries an experiment from its first step",
              "name the experiment instead of the run, or leave out --dry-run"),
             ("--dry-run", "--name", self.is_dry_run and self.run_id is not None,
+             "a dry run does not create a run", "leave out one of them"),
+            ("--dry-run", "--track", self.is_dry_run and bool(self.track),
              "a dry run does not create a run", "leave out one of them"),
             ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
              "a dry run uses one process", "leave out --on"),

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
+from flatout.cli.config_option import config_file
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
@@ -34,6 +35,12 @@ from flatout.cli.options import json_document
     help="Length of the run to speed up, in epochs.",
 )
 @click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Length of the run to speed up, in updates.",
+)
+@click.option(
     "--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time limit of the search."
 )
 @click.option(
@@ -43,6 +50,7 @@ from flatout.cli.options import json_document
     "--emit", type=click.Choice(["code"]), help="Print the result as a plain PyTorch program."
 )
 @click.option("--forget", is_flag=True, help="Delete all recipes found so far.")
+@config_file
 @click.option("--python", metavar="PATH", help="Python interpreter to tune with.")
 @click.option("--env", metavar="NAME", help="Environment to tune in (see `flatout envs`).")
 @json_document

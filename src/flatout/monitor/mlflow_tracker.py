@@ -1,0 +1,149 @@
+"""A run in MLflow: a tracking server, a database, or a folder of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from flatout.monitor.tracker import TrackedEnd, TrackedRow, TrackedRun, package
+from flatout.schema.addresses import without_user
+from flatout.schema.suggested_command import typed_value
+
+# Of a request. Source: MLflow, "REST API", section "Log Batch", Request Limits.
+_MOST_METRICS = 1000
+_MOST_PARAMETERS = 100
+_LONGEST_VALUE = 6000
+# What it calls how a run has ended.
+_STATUSES = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
+_RUN_TAG = "flatout.run"
+
+
+class MlflowTracker:
+    """See `tracker.py: Tracker`.
+
+    Args:
+        where: the tracking URI.
+
+    Raises:
+        UsageError: tracker-not-installed.
+    """
+
+    is_confirmed = True
+
+    def __init__(self, where: str) -> None:
+        self._entities = package("mlflow", "mlflow.entities")
+        self._client = package("mlflow", "mlflow.tracking").MlflowClient(tracking_uri=where)
+        self._where = where
+        self._run_id = ""
+        self.url: str | None = None
+        # Name -> (step, time) of what it has: only read where it is in doubt.
+        self._known: dict[str, set[tuple[int, int]]] = {}
+
+    def open(self, run: TrackedRun) -> bool:
+        """Creates the run, or continues it; returns whether it has nothing of it yet."""
+        experiment = self._client.get_experiment_by_name(run.experiment)
+        experiment_id = (
+            experiment.experiment_id
+            if experiment is not None
+            else self._client.create_experiment(run.experiment)
+        )
+        known = self._client.search_runs(
+            [experiment_id], f"tags.`{_RUN_TAG}` = '{run.key}'", max_results=1
+        )
+        if known:
+            self._run_id = known[0].info.run_id
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
+            created = self._client.create_run(
+                experiment_id, start_time=_ms(run.created_at), run_name=run.id,
+                tags={_RUN_TAG: run.key},
+            )  # fmt: skip
+            self._run_id = created.info.run_id
+        if self._where.startswith("http"):
+            place = f"/#/experiments/{experiment_id}/runs/{self._run_id}"
+            self.url = without_user(self._where).rstrip("/") + place
+        self._set_parameters(run)
+        return not known
+
+    def _set_parameters(self, run: TrackedRun) -> None:
+        """Sets parameters once; a field of the recipe that has changed since also has a tag."""
+        recipe = {f"recipe.{name}": value for name, value in run.recipe.items()}
+        wanted = {
+            _name(name): typed_value(value)[:_LONGEST_VALUE]
+            for name, value in (run.parameters | recipe).items()
+        }
+        data = self._client.get_run(self._run_id).data
+        new = [
+            self._entities.Param(name, value)
+            for name, value in wanted.items()
+            if name not in data.params
+        ]
+        changed = [
+            self._entities.RunTag(name, value)
+            for name, value in wanted.items()
+            if data.tags.get(name, data.params.get(name, value)) != value
+        ]
+        for part in _parts(new, _MOST_PARAMETERS):
+            self._client.log_batch(self._run_id, params=part)
+        for part in _parts(changed, _MOST_PARAMETERS):
+            self._client.log_batch(self._run_id, tags=part)
+
+    def missing(self, rows: Sequence[TrackedRow]) -> list[TrackedRow]:
+        """The rows, or those values of them, that have not arrived."""
+        left = []
+        for row in rows:
+            place = (row.step, _ms(row.at))
+            values = {
+                name: value
+                for name, value in row.values.items()
+                if place not in self._places(_name(name))
+            }
+            if values:
+                left.append(msgspec.structs.replace(row, values=values))
+        return left
+
+    def _places(self, name: str) -> set[tuple[int, int]]:
+        if name not in self._known:
+            history = self._client.get_metric_history(self._run_id, name)
+            self._known[name] = {(metric.step, metric.timestamp) for metric in history}
+        return self._known[name]
+
+    def send(self, rows: Sequence[TrackedRow]) -> None:
+        """Adds rows."""
+        metrics = [
+            self._entities.Metric(_name(name), value, _ms(row.at), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for part in _parts(metrics, _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=part)
+
+    def end(self, end: TrackedEnd) -> None:
+        """Adds files, which take the place of those of the same name, and sets the status."""
+        for folder, paths in end.files.items():
+            for path in paths:
+                self._client.log_artifact(self._run_id, str(path), folder or None)
+        status = _STATUSES.get(end.status, "KILLED")
+        self._client.set_terminated(self._run_id, status, end_time=_ms(end.at))
+
+    def close(self) -> None:
+        """Gives up: nothing is held."""
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes. A folder of files cannot have `train/loss` and `train/loss/aux`."""
+    group, slash, rest = name.partition("/")
+    plain = f"{group}{slash}{rest.replace('/', '.')}"
+    return re.sub(r"[^\w.\- /]", "_", plain)
+
+
+def _ms(at: float) -> int:
+    return int(at * 1000)
+
+
+def _parts(items: Sequence[Any], size: int) -> Iterator[Iterable[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

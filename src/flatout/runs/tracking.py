@@ -1,0 +1,340 @@
+"""Sends a run to a tracker: `flatout.runs.tracking RUN_DIR`, with a TrackerJob on its stdin.
+
+A process of its own (`system/tracker_process.py`), started with the training and not waited for.
+It reads the run's files, and keeps how far it has come next to them, so that after a kill, a resume
+or an outage each value arrives once. A line is sent once a checkpoint is behind it: a resume cuts
+away what comes after its checkpoint, and computes it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import FlatoutError, UsageError
+from flatout.monitor import plots
+from flatout.monitor.tracker import TrackedEnd, TrackedRun, Tracker, rows_of
+from flatout.runs.listing import known_parameters
+from flatout.schema.machine_sample import MachineSample
+from flatout.schema.run import Run
+from flatout.schema.run_lines import Event, Line, Metric, Started
+from flatout.schema.tracking import TrackerJob, TrackerPosition, TrackerTarget
+from flatout.schema.units import seconds_text
+from flatout.system import clock
+from flatout.system.atomic_files import read_lines_from, write_atomically
+from flatout.system.store.environments import LOCK_FILE
+from flatout.system.store.run_folder import RunFolder, read_run
+from flatout.system.store.run_reader import each_metric, results_of
+from flatout.system.store.tracker_files import TrackerFiles, lines_after, not_received
+from flatout.system.tracker_process import yield_to_others
+
+_EVERY_S = 5.0
+_LONGEST_PAUSE_S = 60.0
+# A training in a notebook takes the run's lock only after this process was started.
+_GRACE_S = 3.0
+_LOOK_EVERY_S = 1.0
+_BATCH_LINES = 200
+_LONGEST_REASON = 300
+# After the run: how long to try again, and how long a single request may take without an answer.
+_RETRY_S = 20.0
+_ANSWER_S = 60.0
+# Of the files at the end: less is a server that hangs.
+_LEAST_BYTES_PER_S = 250_000.0
+
+
+class Sending:
+    """One run on its way to one tracker, which is opened again after a failure.
+
+    open_tracker: makes the adapter. alive_at_s: when something has arrived last. bytes_on_way: of
+    the files that are being sent.
+    """
+
+    def __init__(
+        self, folder: RunFolder, target: TrackerTarget, open_tracker: Callable[[], Tracker]
+    ) -> None:
+        self.folder = folder
+        self.files = TrackerFiles(folder, target)
+        self.alive_at_s = clock.elapsed_s()
+        self.bytes_on_way = 0
+        self._target = target
+        self._open_tracker = open_tracker
+        self._tracker: Tracker | None = None
+        # On the disk, and as far as was read: they differ where nothing is confirmed yet.
+        self._kept = self._position = self.files.read()
+        self._is_in_doubt = False
+
+    def send(self, *, is_all: bool) -> None:
+        """Sends what is new. is_all: what no checkpoint is behind, too."""
+        # Before the lines are read: a run goes back to a newer checkpoint, or to this one.
+        step = None if is_all else max(self.folder.checkpoint_steps(), default=0)
+        tracker = self._tracker or self._open()
+        self._heed_going_back()
+        while self._send_batch(tracker, step):
+            self.alive_at_s = clock.elapsed_s()
+
+    def end(self) -> None:
+        """Sends the files of a run that is over, for now, and its status."""
+        run = read_run(self.folder)
+        if self._tracker is not None:
+            files = _files_of(run, self.folder, self.files.folder)
+            sizes = [path.stat().st_size for paths in files.values() for path in paths]
+            self.bytes_on_way = sum(sizes)
+            self._tracker.end(TrackedEnd(status=run.status, at=_ended_at(run), files=files))
+            self._tracker = None
+            self._kept = self._position
+        self._keep(msgspec.structs.replace(self._kept, is_done=True, finding=None))
+
+    def fail(self, because: str, *, is_done: bool) -> None:
+        """Keeps why something has not arrived; the next `send` begins again after what has."""
+        self.note(because, is_done=is_done)
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+
+    def note(self, because: str, *, is_done: bool) -> None:
+        """Keeps why something has not arrived."""
+        finding = not_received(self.folder, self._target, because)
+        with contextlib.suppress(OSError, FlatoutError):
+            self._keep(msgspec.structs.replace(self._kept, finding=finding, is_done=is_done))
+
+    def _open(self) -> Tracker:
+        tracker = self._open_tracker()
+        self._tracker = tracker
+        # Without a position, as where its file was removed, all of it may have arrived.
+        self._is_in_doubt = self._kept.is_sending or self._kept.num_rows == 0
+        if tracker.open(_tracked(read_run(self.folder), self.files.folder)):
+            self._kept = TrackerPosition(target=self._kept.target)
+            self._is_in_doubt = False
+        self._position = msgspec.structs.replace(
+            self._kept, url=tracker.url, finding=None, is_sending=False, is_done=False
+        )
+        self.alive_at_s = clock.elapsed_s()
+        return tracker
+
+    def _heed_going_back(self) -> None:
+        """Reads the metrics from their beginning where the run has gone back behind what was sent:
+        it had failed, or its newest checkpoint was damaged.
+        """
+        before = self._position
+        events, events_bytes = read_lines_from(self.folder.events, before.events_bytes, Event)
+        back = [line.step for line in events if isinstance(line, Started)]
+        self._position = msgspec.structs.replace(before, events_bytes=events_bytes)
+        if back and min(back) < before.step:
+            self._position = msgspec.structs.replace(
+                self._position, metrics_bytes=0, sent_step=before.step
+            )
+
+    def _send_batch(self, tracker: Tracker, step: int | None) -> bool:
+        """Sends the next lines before that step, with the samples of their time; False if there
+        are none.
+        """
+        before = self._position
+        lines, metrics_bytes = self._lines_before(step)
+        is_last = step is None and metrics_bytes == before.metrics_bytes
+        until = float("inf") if is_last else max((line.at for line in lines), default=0.0)
+        samples, samples_bytes = self._samples_until(until)
+        if metrics_bytes == before.metrics_bytes and not samples:
+            return False
+        rows = list(rows_of(lines, samples, before.num_rows, before.step))
+        if not self._kept.is_sending:
+            self._keep(msgspec.structs.replace(self._kept, is_sending=True))
+        if self._is_in_doubt and rows:
+            missing = tracker.missing(rows)
+            # They arrive in their order: behind the first that has not, none has.
+            self._is_in_doubt = missing != rows
+            tracker.send(missing)
+        else:
+            tracker.send(rows)
+        self._position = msgspec.structs.replace(
+            before,
+            num_rows=before.num_rows + len(rows),
+            metrics_bytes=metrics_bytes,
+            samples_bytes=samples_bytes,
+            step=max([before.step, *(line.step for line in lines)]),
+        )
+        if tracker.is_confirmed:
+            self._keep(self._position)
+        return True
+
+    def _lines_before(self, step: int | None) -> tuple[list[Line], int]:
+        lines: list[Line] = []
+        at_bytes = self._position.metrics_bytes
+        fresh = lines_after(self.folder.metrics, at_bytes, Metric)
+        for line, end_bytes in islice(fresh, _BATCH_LINES):
+            if step is not None and line.step >= step:
+                break
+            at_bytes = end_bytes
+            if line.step > self._position.sent_step:
+                lines.append(line)
+        return lines, at_bytes
+
+    def _samples_until(self, at: float) -> tuple[list[MachineSample], int]:
+        samples: list[MachineSample] = []
+        at_bytes = self._position.samples_bytes
+        for sample, end_bytes in lines_after(self.folder.samples, at_bytes, MachineSample):
+            if sample.at > at:
+                break
+            samples.append(sample)
+            at_bytes = end_bytes
+        return samples, at_bytes
+
+    def _keep(self, position: TrackerPosition) -> None:
+        self._kept = position
+        self.files.write(position)
+
+
+def follow(sending: Sending, *, is_following: bool) -> None:
+    """Sends a run for as long as it is trained, and some time longer if the tracker is away."""
+    over, ended = threading.Event(), threading.Event()
+    threading.Thread(target=_watch, args=(sending, over, ended), daemon=True).start()
+    try:
+        _follow(sending, over, is_following=is_following)
+    finally:
+        ended.set()
+
+
+def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> None:
+    folder = sending.folder
+    began_s = over_s = clock.elapsed_s()
+    pause_s = _EVERY_S
+    while True:
+        try:
+            is_used = is_following and (
+                folder.is_in_use() or clock.elapsed_s() < began_s + _GRACE_S
+            )
+            if is_used:
+                over.clear()
+            elif not over.is_set():
+                over_s = clock.elapsed_s()
+                over.set()
+            is_ended = over.is_set() and (not is_following or _has_ended(folder))
+            # A run that has logged nothing yet may still be refused.
+            if folder.metrics.is_file() and folder.metrics.stat().st_size:
+                sending.send(is_all=is_ended)
+            if over.is_set():
+                sending.end()
+                return
+            pause_s = _EVERY_S
+        # An adapter may raise anything; what it lacks is in the run's files, and tried again.
+        except Exception as error:  # noqa: BLE001
+            if not folder.header.exists():
+                return  # The run was removed.
+            is_last = isinstance(error, UsageError) or not is_following
+            is_last |= over.is_set() and clock.elapsed_s() > over_s + _RETRY_S
+            sending.fail(_reason(error), is_done=is_last)
+            if is_last:
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        _wait(folder, _EVERY_S if over.is_set() else pause_s)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    """Whether a run has ended by itself; one that was killed computes its last lines again."""
+    return read_run(folder).status in ("finished", "stopped", "failed")
+
+
+def _wait(folder: RunFolder, pause_s: float) -> None:
+    """Waits that long, or until the run is over."""
+    until_s = clock.elapsed_s() + pause_s
+    was_used = True
+    while clock.elapsed_s() < until_s and was_used:
+        clock.sleep_s(_LOOK_EVERY_S)
+        with contextlib.suppress(OSError, FlatoutError):
+            was_used = folder.is_in_use()
+
+
+def _watch(sending: Sending, over: threading.Event, ended: threading.Event) -> None:
+    """Ends this process where a tracker does not answer although the run is over."""
+    since_s = clock.elapsed_s()
+    while not ended.wait(_LOOK_EVERY_S):
+        if not over.is_set():
+            since_s = clock.elapsed_s()
+        limit_s = _ANSWER_S + sending.bytes_on_way / _LEAST_BYTES_PER_S
+        if clock.elapsed_s() > max(since_s, sending.alive_at_s) + limit_s:
+            sending.note(f"it has not answered within {seconds_text(limit_s)}", is_done=True)
+            os._exit(1)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error: a server may answer with a page."""
+    if isinstance(error, FlatoutError):
+        return f"{error.problem} {error.because or ''}".strip()
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:_LONGEST_REASON]}".rstrip(": ")
+
+
+def _tracked(run: Run, folder: Path) -> TrackedRun:
+    fields = msgspec.structs.asdict(run.recipe) if run.recipe else {}
+    return TrackedRun(
+        id=run.id,
+        key=f"{run.id} {run.header.created_at!r}",
+        experiment=run.header.spec.name,
+        created_at=run.header.created_at,
+        parameters={"seed": run.header.spec.seed, **known_parameters(run)},
+        recipe={name: choice.value for name, choice in fields.items()},
+        folder=folder,
+    )
+
+
+def _ended_at(run: Run) -> float:
+    ending = {"finished": run.finished, "stopped": run.stopped}.get(run.status)
+    return ending.at if ending is not None else clock.now_s()
+
+
+def _files_of(run: Run, folder: RunFolder, own: Path) -> dict[str, tuple[Path, ...]]:
+    """What is sent at the end: weights, generated texts, versions, plots."""
+    files = [folder.weights] if folder.weights.is_file() else []
+    samples = results_of(run).samples
+    if samples is not None:
+        files.append(own / "generated.txt")
+        write_atomically(files[-1], "\n\n".join(samples.texts).encode())
+    lock = Path(run.header.python).parent.parent / LOCK_FILE
+    if not lock.is_file():
+        lock = own / "versions.txt"
+        versions = run.started.versions if run.started else {}
+        named = {"flatout": run.header.flatout_version, **versions}
+        text = "".join(f"{name} {version}\n" for name, version in named.items())
+        write_atomically(lock, text.encode())
+    files.append(lock)
+    drawn: list[Path] = []
+    if plots.can_draw() and run.step > 0:
+        # What can be drawn of it is no reason not to send the rest.
+        with contextlib.suppress(FlatoutError):
+            drawn = plots.draw(run, each_metric(run), results_of(run))
+    return {"": tuple(files), "plots": tuple(drawn)}
+
+
+def _tracker_for(target: TrackerTarget) -> Tracker:
+    if target.kind == "mlflow":
+        from flatout.monitor.mlflow_tracker import MlflowTracker
+
+        return MlflowTracker(target.where or "")
+    from flatout.monitor.wandb_tracker import WandbTracker
+
+    return WandbTracker(target.where)
+
+
+def main(path: Path) -> None:
+    """Sends the run in that folder as the job on stdin says."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=TrackerJob)
+    yield_to_others()
+    folder = RunFolder(path)
+    lock = TrackerFiles(folder, job.target).lock
+    # The process of the session before may still be sending.
+    while not lock.acquire():
+        clock.sleep_s(_LOOK_EVERY_S)
+    sending = Sending(folder, job.target, lambda: _tracker_for(job.target))
+    follow(sending, is_following=job.is_following)
+    # Not by way of threads that a package has left.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
