@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
 from flatout.schema.recipe import OutOfMemory, parse_field
-from flatout.schema.tuning import Mode, Numerics, TuneRequest
+from flatout.schema.tuning import Emit, Mode, Numerics, TuneRequest
 from flatout.schema.units import parse_bytes
 
 
@@ -54,7 +54,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     numerics: Numerics = "default"
     budget: float | None = None
     is_only_tuned: bool = False
-    emit: Literal["code"] | None = None
+    emit: Emit | None = None
     leave_free: str | None = None
     on_oom: OutOfMemory | None = None
     on: str | None = None
@@ -112,7 +112,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
-            is_outlined=self.emit is not None,
+            emit=self.emit,
         )
 
     def warnings(self) -> Iterator[Finding]:

@@ -160,9 +160,10 @@ class Trainer:
         previous, layout = recipe, _layout(ranks, named, recipe)
         with rng.untouched_generators(chosen_device(device_name)), restored_device():
             built = self._with_room(self._build(device_name, layout))
-            if self._task.spec.tuning.is_outlined and self._experiment.step is None:
+            emit = self._task.spec.tuning.emit
+            if emit is not None and self._experiment.step is None:
                 # Before the search: refuse experiments that no program can be written for.
-                code_outline = outline(built, built.recipe(self._task.spec.fixed))
+                code_outline = outline(built, built.recipe(self._task.spec.fixed), emit)
                 self._event_log.event(Outlined(at=now_s(), step=0, outline=code_outline))
             ranks.attach(built.device)
             recipe = ranks.broadcast_from_rank0(
