@@ -191,7 +191,9 @@ accelerator = Accelerator(
     #= compiled  #? compiled_loss
     #= compile_mode  #? compiled_loss
     dynamo_plugin=TorchDynamoPlugin(  #? compiled_loss
-        backend="inductor", mode="$mode", dynamic=$is_dynamic  #? compiled_loss
+        backend="inductor",  #? compiled_loss
+        mode="$mode",  #? compiled_loss
+        dynamic=$is_dynamic,  #? compiled_loss
     ),  #? compiled_loss
     # Batches in pinned memory are copied while the GPU computes.  #? pin
     dataloader_config=DataLoaderConfiguration(non_blocking=True),  #? pin
