@@ -121,10 +121,10 @@ def of_tool(text: str, names: dict[str, Any], seconds: float) -> float:
     steps_s: list[float] = []
 
     def stepped(*_: Any) -> None:
+        nonlocal begin_s
         now_s = time.perf_counter()
         if not steps_s:
             # Starting, and compiling, have taken a while.
-            nonlocal begin_s
             begin_s = now_s
         if now_s - begin_s > seconds:
             raise Enough

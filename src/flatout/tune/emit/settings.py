@@ -117,7 +117,7 @@ def _flags(plan: Plan, emit: Emit) -> dict[str, bool]:
     is_own_argument = emit == "hf" and outline.self_checkpointing == ("",)
     return {
         **flags,
-        **{tool: tool == emit for tool in _TOOLS},
+        **{str(tool): tool == emit for tool in _TOOLS},
         "resident": flags["resident"] and not is_read,
         "read": is_read,
         "workers": has_workers,
@@ -336,11 +336,12 @@ def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
         yield "steps_per_launch", "without CUDA graphs, each update is launched by itself"
     if recipe.compiled.value in ("optimizer", "both"):
         yield "compiled", f"{name} does not compile the optimizer's step"
-    if recipe.compiled.value in ("loss", "both") and emit != "lightning":
-        yield "compiled", f"{name} compiles the model, but not a loss outside of it"
-    if recipe.compiled.value in ("loss", "both") and emit == "lightning":
+    is_compiled = recipe.compiled.value in ("loss", "both")
+    if is_compiled and emit == "lightning":
         yield "compiled", "`self.log` in training_step splits the compiled code"
-    if recipe.compile_mode.value == "dynamic" and emit == "hf":
+    elif is_compiled:
+        yield "compiled", f"{name} compiles the model, but not a loss outside of it"
+    if is_compiled and recipe.compile_mode.value == "dynamic" and emit == "hf":
         yield "compile_mode", "torch compiles for all shapes only after a second one has come"
     if recipe.activation_checkpointing.value not in (False, True) and outline.self_checkpointing:
         yield "activation_checkpointing", "all blocks are computed again, not only this share"
