@@ -37,9 +37,11 @@ from flatout.tune.statistics import speedup
 
 HERE = Path(__file__).resolve().parent
 GOAL = 0.95
-TOOLS: dict[str, tuple[str, ...]] = {
-    "lightning": ("lightning",), "hf": ("transformers", "accelerate"), "accelerate": ("accelerate",),
-}  # fmt: skip
+TOOLS = {
+    "lightning": ("lightning",),
+    "hf": ("transformers", "accelerate"),
+    "accelerate": ("accelerate",),
+}
 # Named for every recipe; they cost nothing during an update.
 ALWAYS = {"nonfinite_loss", "out_of_memory", "checkpoint_every"}
 

@@ -1,6 +1,6 @@
 """One contestant of emitted.py: trains for some seconds, prints milliseconds per update.
 
-    python emitted_child.py MODEL WAY FOLDER SECONDS
+python emitted_child.py MODEL WAY FOLDER SECONDS
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from flatout.schema.recipe import Choice, Recipe, recipe_fields
 from flatout.tune.emit.code import program
 from flatout.tune.emit.code_lines import Filling, filled
 
+
 def written(chosen: Recipe, outline: CodeOutline = OUTLINE, **spec: Any) -> str:
     return program(header(**spec), tuned(chosen), outline)
 

@@ -1,15 +1,18 @@
 """Trains the pictures with a tool's settings, pasted where their names exist; reports what it saw.
 
-    python run_settings.py TOOL SETTINGS.py [--samples]
+python run_settings.py TOOL SETTINGS.py [--samples]
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+COMPILING = re.compile(r"torch\.compile\(|torch_compile=|TorchDynamoPlugin\(")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,7 +47,7 @@ def main() -> None:
     before = float(described.loss(model, tensors))
     names = names_for(tool, described, model)
     text = Path(file).read_text(encoding="utf-8")
-    handle = model[2].register_forward_hook(look) if "compile" not in text else None
+    handle = model[2].register_forward_hook(look) if not COMPILING.search(text) else None
     # What the settings leave to the user.
     given = 'report_to="none", learning_rate=3e-3'
     text = text.replace("TrainingArguments(\n", f"TrainingArguments(\n    {given},\n")

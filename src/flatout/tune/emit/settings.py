@@ -267,9 +267,12 @@ def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     if recipe.cpu_affinity.value != "all" and _flags(plan, emit)["workers"]:
         yield "cpu_affinity", "loader workers inherit it; flatout's may use all CPUs"
     if not recipe.device.value.startswith("cuda") and recipe.num_threads.value > 1:
-        yield "num_threads", (
-            "if there are as many threads as CPUs, flatout also pins each to a CPU of its own "
-            f"during a step; {name} does not"
+        yield (
+            "num_threads",
+            (
+                "if there are as many threads as CPUs, flatout also pins each to a CPU of its own "
+                f"during a step; {name} does not"
+            ),
         )
     after_nan = {
         "lightning": "Lightning trains on; EarlyStopping on the logged loss ends the training",
@@ -282,10 +285,12 @@ def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
         yield "out_of_memory", f"{name} does not continue with smaller micro-batches"
     if recipe.checkpoint_every.value is None:
         often = {
-            "lightning": "after each epoch", "hf": "every 500 updates", "accelerate": "never",
+            "lightning": "one after each epoch", "hf": "one every 500 updates",
+            "accelerate": "none",
         }  # fmt: skip
-        yield "checkpoint_every", (
-            f"flatout measures what a checkpoint costs; {name} writes one {often[emit]}"
+        yield (
+            "checkpoint_every",
+            (f"flatout measures what a checkpoint costs; {name} writes {often[emit]}"),
         )
     elif emit == "accelerate":
         yield "checkpoint_every", "call accelerator.save_state in the loop"
@@ -299,36 +304,51 @@ def _missing_of_data(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     recipe, outline = plan.recipe, plan.outline
     name = _TOOLS[emit].name
     if recipe.data_path.value == "cached":
-        yield "data_path", (
-            f"{name} caches no decoded samples; the loader reads each of them in every epoch. "
-            "Cache them in the dataset"
+        yield (
+            "data_path",
+            (
+                f"{name} caches no decoded samples; the loader reads each of them in every epoch. "
+                "Cache them in the dataset"
+            ),
         )
     per_forward, num_parts = _split(plan)
     if num_parts == 1:
         return
     if per_forward * num_parts != outline.batch_size:
-        yield "micro_batch_size", (
-            f"all micro-batches are of one size, so an update takes {per_forward * num_parts} "
-            f"samples, not {outline.batch_size}"
+        yield (
+            "micro_batch_size",
+            (
+                f"all micro-batches are of one size, so an update takes {per_forward * num_parts} "
+                f"samples, not {outline.batch_size}"
+            ),
         )
     if emit != "hf":
-        yield "micro_batch_size", (
-            f"{name} divides each loss by {num_parts}, also at the end of an epoch, where fewer "
-            "are left, and whatever each of them counts"
+        yield (
+            "micro_batch_size",
+            (
+                f"{name} divides each loss by {num_parts}, also at the end of an epoch, where fewer "
+                "are left, and whatever each of them counts"
+            ),
         )
     elif outline.is_counted:
-        yield "micro_batch_size", (
-            "the Trainer weights losses by what they count only if the model's forward pass takes "
-            "num_items_in_batch"
+        yield (
+            "micro_batch_size",
+            (
+                "the Trainer weights losses by what they count only if the model's forward pass takes "
+                "num_items_in_batch"
+            ),
         )
 
 
 def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     recipe, outline, name = plan.recipe, plan.outline, _TOOLS[emit].name
     if recipe.precision.value == "float8":
-        yield "precision", (
-            "only its bf16 autocast is set; linear layers in 8 bits need another package, which "
-            "rounds differently"
+        yield (
+            "precision",
+            (
+                "only its bf16 autocast is set; linear layers in 8 bits need another package, which "
+                "rounds differently"
+            ),
         )
     if recipe.capture.value != "off":
         graphs = f"{name} launches each operation from Python; CUDA graphs need a loop of your own"
