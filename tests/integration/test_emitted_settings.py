@@ -93,7 +93,7 @@ def test_settings_for_samples_take_effect(emit: Emit, tmp_path: Path) -> None:
     assert seen["updates"] == NUM_UPDATES and not seen["deterministic"]
     assert seen["foreach"] and not seen["fused"]
     if emit != "accelerate":
-        assert any("20" in path.name for path in tmp_path.rglob("*") if "checkpoint" in str(path))
+        assert any("40" in path.name for path in tmp_path.rglob("*") if "checkpoint" in str(path))
 
 
 @pytest.mark.skipif(

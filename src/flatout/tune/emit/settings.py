@@ -70,6 +70,7 @@ _SECTIONS = (
     ("recomputed_blocks", code_loop.RECOMPUTED),
     ("pinned", code_loop.KEEP_ON),
     ("retained", code_loop.RETAIN),
+    ("hf layout", settings_text.CONTIGUOUS),
     ("lightning implementation", settings_text.OPTIMIZERS),
 )
 _MODULES = ("ctypes", "os")
@@ -267,13 +268,11 @@ def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     if recipe.cpu_affinity.value != "all" and _flags(plan, emit)["workers"]:
         yield "cpu_affinity", "loader workers inherit it; flatout's may use all CPUs"
     if not recipe.device.value.startswith("cuda") and recipe.num_threads.value > 1:
-        yield (
-            "num_threads",
-            (
-                "if there are as many threads as CPUs, flatout also pins each to a CPU of its own "
-                f"during a step; {name} does not"
-            ),
+        text = (
+            "if there are as many threads as CPUs, flatout also pins each to a CPU of its own "
+            f"during a step; {name} does not"
         )
+        yield "num_threads", text
     after_nan = {
         "lightning": "Lightning trains on; EarlyStopping on the logged loss ends the training",
         "hf": "the Trainer trains on",
@@ -288,10 +287,8 @@ def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
             "lightning": "one after each epoch", "hf": "one every 500 updates",
             "accelerate": "none",
         }  # fmt: skip
-        yield (
-            "checkpoint_every",
-            (f"flatout measures what a checkpoint costs; {name} writes {often[emit]}"),
-        )
+        text = f"flatout measures what a checkpoint costs; {name} writes {often[emit]}"
+        yield "checkpoint_every", text
     elif emit == "accelerate":
         yield "checkpoint_every", "call accelerator.save_state in the loop"
     several = {"sharding": "none", "batch_norm": "per-rank", "exchange": "agreed"}
@@ -304,52 +301,42 @@ def _missing_of_data(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     recipe, outline = plan.recipe, plan.outline
     name = _TOOLS[emit].name
     if recipe.data_path.value == "cached":
-        yield (
-            "data_path",
-            (
-                f"{name} caches no decoded samples; the loader reads each of them in every epoch. "
-                "Cache them in the dataset"
-            ),
+        text = (
+            f"{name} caches no decoded samples; the loader reads each of them in every epoch. "
+            "Cache them in the dataset"
         )
+        yield "data_path", text
     per_forward, num_parts = _split(plan)
     if num_parts == 1:
         return
     if per_forward * num_parts != outline.batch_size:
-        yield (
-            "micro_batch_size",
-            (
-                f"all micro-batches are of one size, so an update takes {per_forward * num_parts} "
-                f"samples, not {outline.batch_size}"
-            ),
+        text = (
+            f"all micro-batches are of one size, so an update takes {per_forward * num_parts} "
+            f"samples, not {outline.batch_size}"
         )
+        yield "micro_batch_size", text
     if emit != "hf":
-        yield (
-            "micro_batch_size",
-            (
-                f"{name} divides each loss by {num_parts}, also at the end of an epoch, where fewer "
-                "are left, and whatever each of them counts"
-            ),
+        text = (
+            f"{name} divides each loss by {num_parts}, also at the end of an epoch, where fewer "
+            "are left, and whatever each of them counts"
         )
+        yield "micro_batch_size", text
     elif outline.is_counted:
-        yield (
-            "micro_batch_size",
-            (
-                "the Trainer weights losses by what they count only if the model's forward pass takes "
-                "num_items_in_batch"
-            ),
+        text = (
+            "the Trainer weights losses by what they count only if the model's forward pass takes "
+            "num_items_in_batch"
         )
+        yield "micro_batch_size", text
 
 
 def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     recipe, outline, name = plan.recipe, plan.outline, _TOOLS[emit].name
     if recipe.precision.value == "float8":
-        yield (
-            "precision",
-            (
-                "only its bf16 autocast is set; linear layers in 8 bits need another package, which "
-                "rounds differently"
-            ),
+        text = (
+            "only its bf16 autocast is set; linear layers in 8 bits need another package, which "
+            "rounds differently"
         )
+        yield "precision", text
     if recipe.capture.value != "off":
         graphs = f"{name} launches each operation from Python; CUDA graphs need a loop of your own"
         yield "capture", f"{graphs}: `flatout tune --emit code` prints one"

@@ -23,6 +23,13 @@ class Rows(Dataset):
         return each(self.tensors, torch.index_select, 0, rows)
 '''
 
+CONTIGUOUS = '''
+def make_contiguous(module, state, prefix, metadata):
+    """Makes saved weights contiguous, as safetensors requires."""
+    for name in list(state):
+        state[name] = state[name].contiguous()
+'''
+
 OPTIMIZERS = '''
 class OptimizerImplementation(lightning.Callback):
     """Sets how the optimizers of `configure_optimizers` compute their steps."""
@@ -58,6 +65,7 @@ torch.backends.cudnn.benchmark = $is_benchmarking  #? cuda !lightning
 #= memory_format  #? layout
 # The first convolution converts its input, too.  #? layout
 $network.to(memory_format=torch.channels_last)  #? layout
+model.register_state_dict_post_hook(make_contiguous)  #? layout hf
 #= activation_checkpointing  #? recomputed !own_argument
 for name in $blocks:  #? recomputed_blocks
     block = model.get_submodule(name)  #? recomputed_blocks
