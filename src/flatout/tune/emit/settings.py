@@ -200,9 +200,9 @@ def _about(plan: Plan, tuned: TunedRecipe, emit: Emit) -> str:
     """The docstring, with the names that must exist."""
     title = f"{plan.header.spec.name} in {_TOOLS[emit].name}, with the recipe that flatout found."
     summary = (
-        f"{result_text(plan, tuned)} Measured in flatout's own loop. Seeds, the order of samples "
-        "and what is not about speed (schedule, validation, averages) are yours. Paste it where "
-        "these names exist:"
+        f"{result_text(plan, tuned)} Speed is that of flatout's own loop. Seeds, the order of "
+        "samples and what is not about speed (schedule, validation, averages) are yours. Paste it "
+        "where these names exist:"
     )
     lines = [sober(title), "", *textwrap.wrap(sober(summary), _WIDTH), ""]
     for name, meaning in _names(plan, emit):
