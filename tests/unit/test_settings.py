@@ -112,7 +112,7 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, dict[Emit, str]]] = {
     "capture": ({"device": "cuda"}, "step", dict.fromkeys(TOOLS, "-")),
     "steps_per_launch": ({"device": "cuda", "capture": "step"}, 8, dict.fromkeys(TOOLS, "-")),
     "compiled": ({}, "loss", {
-        "lightning": 'torch.compile(module, mode="default", dynamic=False)',
+        "lightning": 'model.compile(mode="default", dynamic=False)',
         "hf": "torch_compile=True", "accelerate": "dynamo_plugin=TorchDynamoPlugin("}),
     "compile_mode": ({"compiled": "loss"}, "max-autotune-no-cudagraphs", {
         "lightning": 'mode="max-autotune-no-cudagraphs"',

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-COMPILING = re.compile(r"torch\.compile\(|torch_compile=|TorchDynamoPlugin\(")
+COMPILING = re.compile(r"model\.compile\(|torch_compile=|TorchDynamoPlugin\(")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -215,7 +215,7 @@ def _names(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     flags = _flags(plan, emit)
     if emit == "lightning":
         yield "module", "the LightningModule"
-        if flags["recomputed"]:
+        if flags["recomputed"] or flags["compiled_loss"]:
             yield "model", "the network in it, as in the experiment"
     else:
         is_hf = emit == "hf"
@@ -344,10 +344,8 @@ def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     if recipe.compiled.value in ("optimizer", "both"):
         yield "compiled", f"{name} does not compile the optimizer's step"
     is_compiled = recipe.compiled.value in ("loss", "both")
-    if is_compiled and emit == "lightning":
-        yield "compiled", "`self.log` in training_step splits the compiled code"
-    elif is_compiled:
-        yield "compiled", f"{name} compiles the model, but not a loss outside of it"
+    if is_compiled:
+        yield "compiled", "the model is compiled, but not a loss outside of it"
     if is_compiled and recipe.compile_mode.value == "dynamic" and emit == "hf":
         yield "compile_mode", "torch compiles for all shapes only after a second one has come"
     if recipe.activation_checkpointing.value not in (False, True) and outline.self_checkpointing:
