@@ -57,6 +57,7 @@ from flatout.system.store.run_reader import (
 )
 from flatout.system.store.sample_file import SampleTail, read_samples
 from flatout.tune.emit.code import program
+from flatout.tune.emit.settings import settings
 
 # Verbs that are only re-exported.
 __all__ = [
@@ -290,13 +291,18 @@ def next_step() -> tuple[str, str]:
 
 
 def tuned(run: Run) -> TunedRecipe:
-    """The result of a search for a recipe, and its program if one was requested."""
+    """The result of a search for a recipe, and what was to be written of it."""
     recipe, outline = tuned_recipe(run), outline_of(run)
     used = _utilization(run, recipe.decision.samples_per_s)
     recipe = msgspec.structs.replace(recipe, utilization=used)
-    if outline is None:
+    emit = run.header.spec.tuning.emit
+    if outline is None or emit is None:
         return recipe
-    return msgspec.structs.replace(recipe, code=program(run.header, recipe, outline))
+    if emit == "code":
+        text = program(run.header, recipe, outline)
+    else:
+        text = settings(run.header, recipe, outline, emit)
+    return msgspec.structs.replace(recipe, code=text)
 
 
 def with_utilization(run: Run) -> Run:

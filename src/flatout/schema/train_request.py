@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,7 @@ from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
 from flatout.schema.recipe import OutOfMemory, parse_field
 from flatout.schema.tracking import parse_trackers
-from flatout.schema.tuning import Mode, Numerics, TuneRequest
+from flatout.schema.tuning import Emit, Mode, Numerics, TuneRequest
 from flatout.schema.units import parse_bytes
 from flatout.schema.used_config import UsedConfig
 
@@ -58,7 +58,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     numerics: Numerics = "default"
     budget: float | None = None
     is_only_tuned: bool = False
-    emit: Literal["code"] | None = None
+    emit: Emit | None = None
     leave_free: str | None = None
     on_oom: OutOfMemory | None = None
     on: str | None = None
@@ -118,7 +118,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
-            is_outlined=self.emit is not None,
+            emit=self.emit,
         )
 
     def warnings(self) -> Iterator[Finding]:

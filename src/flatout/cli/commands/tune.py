@@ -47,7 +47,9 @@ from flatout.cli.options import json_document
     "--leave-free", metavar="SIZE", help="Memory to reserve for other programs, such as 1.5GiB."
 )
 @click.option(
-    "--emit", type=click.Choice(["code"]), help="Print the result as a plain PyTorch program."
+    "--emit",
+    type=click.Choice(["code", "lightning", "hf", "accelerate"]),
+    help="Print the result as a plain PyTorch program, or as settings for another tool.",
 )
 @click.option("--forget", is_flag=True, help="Delete all recipes found so far.")
 @config_file

@@ -162,9 +162,10 @@ class Trainer:
         previous, layout = recipe, _layout(ranks, named, recipe)
         with rng.untouched_generators(chosen_device(device_name)), restored_device():
             built = self._with_room(self._build(device_name, layout))
-            if self._task.spec.tuning.is_outlined and self._experiment.step is None:
+            emit = self._task.spec.tuning.emit
+            if emit is not None and self._experiment.step is None:
                 # Before the search: refuse experiments that no program can be written for.
-                code_outline = outline(built, built.recipe(self._task.spec.fixed))
+                code_outline = outline(built, built.recipe(self._task.spec.fixed), emit)
                 self._event_log.event(Outlined(at=now_s(), step=0, outline=code_outline))
                 if self._experiment.hooks is not None:
                     self._event_log.warn(0, _not_emitted())

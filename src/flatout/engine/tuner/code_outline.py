@@ -19,14 +19,16 @@ from flatout.schema.class_report import MEANS
 from flatout.schema.code_outline import CodeOutline, DataKind, Scheduling
 from flatout.schema.cpu_topology import Topology
 from flatout.schema.recipe import Choice, CpuAffinity, Recipe
+from flatout.schema.tuning import Emit
 
 
-def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
+def outline(built: BuiltExperiment, recipe: Recipe, emit: Emit = "code") -> CodeOutline:
     """The outline of an experiment for its plain loop; the loss is computed once.
 
     Args:
         built: its objects; they are used up.
         recipe: how its steps are executed.
+        emit: what is written from it; only a program validates.
 
     Raises:
         UsageError: no-code-for-class-scores.
@@ -36,7 +38,8 @@ def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
     with process_settings(recipe):
         session = Session(built, msgspec.structs.replace(recipe, loader_workers=alone))
         try:
-            _check_best(session)
+            if emit == "code":
+                _check_best(session)
             return _outline(session)
         finally:
             session.close()
@@ -54,6 +57,7 @@ def _outline(session: Session) -> CodeOutline:
         num_gathered=_num_gathered(session.feed),
         is_shuffled=experiment.shuffle,
         has_collate=experiment.collate is not None,
+        optimizer=_optimizer(session),
         has_named_parameters=experiment.named_parameters,
         is_counted=_is_counted(session),
         is_by_steps=experiment.steps is not None,
@@ -72,6 +76,13 @@ def _outline(session: Session) -> CodeOutline:
         checkpointing_prefix=name_of_its_own(blocks[own[0]]) if own else "",
         cpus=_cpus(session.facts.topology),
     )
+
+
+def _optimizer(session: Session) -> str:
+    """The class of the optimizer; nothing where it is not torch's, or where there are several."""
+    kinds = {type(one) for one in session.optimizers.by_name.values()}
+    names = [one.__name__ for one in kinds if getattr(torch.optim, one.__name__, None) is one]
+    return names[0] if len(session.optimizers.by_name) == 1 and names else ""
 
 
 def _cpus(topology: Topology) -> dict[CpuAffinity, tuple[int, ...]]:
