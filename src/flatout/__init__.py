@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatout.cluster.sweep import sweep
     from flatout.engine.experiment import Experiment
     from flatout.engine.predict.predictor import load
     from flatout.engine.training.api import train
 
 __version__ = "0.1.0"
 # Without the callbacks, which need another package: `from flatout import *` must work without it.
-__all__ = ["Experiment", "__version__", "load", "train"]
+__all__ = ["Experiment", "__version__", "load", "sweep", "train"]
 _CALLBACKS = ("LightningProfiler", "TransformersProfiler")
 
 
@@ -28,6 +29,11 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module("flatout.engine"), name)
+    if name == "sweep":
+        # By name: what imports flatout does not depend on what carries out a sweep.
+        import importlib
+
+        return importlib.import_module("flatout.cluster.sweep").sweep
     # Each is a subclass of a class of another package.
     if name in _CALLBACKS:
         import importlib

@@ -16,7 +16,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.runs import experiment_source
 from flatout.runs.experiment_params import check_values, parse_parameters, parse_settings
 from flatout.schema.change import Change, ChangedFile, diff_of
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
 from flatout.schema.machine import Machine
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.suggested_command import resume_command
@@ -35,11 +35,13 @@ STOP_LIMIT_S = 30.0
 class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A planned training: a new run, or one to resume.
 
-    run_id: name of a new run. change: what a resume changes. old, header: of the run to resume.
+    run_id: name of a new run. sweep: of which it is a trial. change: what a resume changes.
+    old, header: of the run to resume.
     """
 
     spec: ExperimentSpec
     run_id: str | None = None
+    sweep: SweepRun | None = None
     change: Change = Change()
     old: RunFolder | None = None
     header: RunHeader | None = None
@@ -54,7 +56,9 @@ def plan_run(request: TrainRequest, interrupts: Interrupts) -> PlannedRun:
     """The training that a request describes, before the machine is probed."""
     if request.resume is None:
         change = Change(on=request.on, python=request.python)
-        return PlannedRun(spec=specify(request), run_id=request.run_id, change=change)
+        return PlannedRun(
+            spec=specify(request), run_id=request.run_id, sweep=request.sweep, change=change
+        )
     old = reopen(request, interrupts)
     header = atomic_files.read_json(old.header, RunHeader)
     change = request.change
@@ -227,6 +231,7 @@ def _prepare(plan: PlannedRun, machine: Machine, parent: Path) -> RunFolder:
         on=plan.change.on,
         spec=spec,
         machine=machine,
+        sweep=plan.sweep,
     )
     folder = run_folder.create_run(header, parent)
     try:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from flatout.schema.change import Change
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.machine_use import MachineUse
@@ -33,7 +33,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts fixed when a run is made (`run.json`).
 
     python: the interpreter that trains it. on: who starts its ranks, as it was typed; None for a
-    single process.
+    single process. sweep: of which it is a trial, if of any.
     """
 
     id: str
@@ -44,6 +44,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     on: str | None = None
     spec: ExperimentSpec
     machine: Machine | None = None
+    sweep: SweepRun | None = None
 
 
 class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):

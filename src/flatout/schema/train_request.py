@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.schema.change import Change
+from flatout.schema.experiment_spec import SweepRun
 from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
@@ -33,6 +34,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_oom: the recipe's `out_of_memory`; None leaves it as it is.
     on: how many ranks train together, and who starts them, as text; None trains on one.
     is_trusted: a run outside of the runs' folder may run its code.
+    sweep: of which it is a trial. gpus: what CUDA sees of this machine's (CUDA_VISIBLE_DEVICES);
+    None leaves it as it is.
     """
 
     experiment: str | None = None
@@ -59,6 +62,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_oom: OutOfMemory | None = None
     on: str | None = None
     is_trusted: bool = False
+    sweep: SweepRun | None = None
+    gpus: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
