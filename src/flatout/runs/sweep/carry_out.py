@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -167,11 +167,15 @@ def gpu_shares(training: TrainRequest, parallel: int) -> list[str | None]:
     chosen = process_env.visible_gpus()
     num_gpus = num_gpus_for(runs_api.probe(sys.executable), chosen)
     names = [str(number) for number in range(num_gpus)] if chosen is None else chosen.split(",")
-    size = on.num_ranks if on is not None else 1
-    shares = [
-        ",".join(names[start : start + size]) for start in range(0, num_gpus - size + 1, size)
+    return divided(names[:num_gpus], on.num_ranks if on is not None else 1, parallel)
+
+
+def divided(gpus: Sequence[str], size: int, parallel: int) -> list[str | None]:
+    """GPUs in groups of a size, one for each of the trials at a time; None if there is but one."""
+    groups = [
+        ",".join(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)
     ]
-    return [shares[slot % len(shares)] if len(shares) > 1 else None for slot in range(parallel)]
+    return [groups[slot % len(groups)] if len(groups) > 1 else None for slot in range(parallel)]
 
 
 @dataclass(kw_only=True)
@@ -251,7 +255,10 @@ class _Loop:
                 break
         if self.error is not None:
             raise self.error
-        yield self.journal.sweep(is_final=True)
+        final = self.journal.sweep(is_final=True)
+        if final.best is None and not self.interrupts.count:
+            raise result.nothing_finished(final)
+        yield final
 
     def close(self) -> None:
         """Asks what still trains to stop."""

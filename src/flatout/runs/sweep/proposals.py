@@ -7,7 +7,6 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from math import nan
 from typing import Any
 
@@ -21,6 +20,8 @@ from flatout.system.clock import now_s
 
 # Below it, Optuna counts every parameter as important as any other.
 _FEWEST_FOR_IMPORTANCE = 4
+# Under it Optuna notes parameters that it has not chosen itself.
+_GIVEN = "fixed_params"
 _STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "stopped": "PRUNED", "failed": "FAIL"}
 
 
@@ -81,7 +82,8 @@ class Proposals:
         value = line.value if line.status == "finished" else None
         with _quiet(self._optuna):
             frozen = self._study.tell(trial, value, state)
-        return msgspec.structs.replace(line, state=frozen.system_attrs)
+        noted = {name: one for name, one in frozen.system_attrs.items() if name != _GIVEN}
+        return msgspec.structs.replace(line, state=noted)
 
     def importances(self) -> dict[str, float]:
         """The share of each parameter in what makes a trial good; empty if too few have ended.
@@ -115,13 +117,10 @@ class Proposals:
         reports = {at: nan if value is None else value for at, value in ended.reports.items()}
         state = getattr(self._optuna.trial.TrialState, _STATES[ended.status])
         value = ended.value if ended.status == "finished" else None
-        trial = self._optuna.trial.create_trial(
+        self._study.add_trial(self._optuna.trial.create_trial(
             state=state, value=value, params=asked.parameters, distributions=self._space,
             intermediate_values=reports, system_attrs=ended.state,
-        )  # fmt: skip
-        trial.datetime_start = datetime.fromtimestamp(asked.at)
-        trial.datetime_complete = datetime.fromtimestamp(ended.at)
-        self._study.add_trial(trial)
+        ))  # fmt: skip
 
     def _sampler(self, number: int) -> Any:
         """The sampler for one trial: it draws the same, whatever was drawn before."""

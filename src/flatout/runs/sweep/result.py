@@ -164,3 +164,14 @@ def all_fail(header: SweepHeader, history: Sequence[TrialLine]) -> RunFailed | N
         because=f"{last.problem} {last.because}" if last.because else last.problem,
         fix=f"look at one: {look}; to continue with the other trials: {resume}",
     )
+
+
+def nothing_finished(sweep: Sweep) -> RunFailed:
+    """The error of a sweep at whose end there is no best trial."""
+    findings = [one.finding for one in sweep.trials if one.finding is not None]
+    return RunFailed(
+        "sweep-trials-fail",
+        f"no trial of {sweep.id} has finished.",
+        because=findings[-1].problem if findings else "all of them were stopped",
+        fix="see why: " + command_line(["flatout", "sweep", "show", sweep.id]),
+    )

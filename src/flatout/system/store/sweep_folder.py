@@ -74,25 +74,29 @@ def create_sweep(header: SweepHeader) -> SweepFolder:
     return SweepFolder(path)
 
 
+def sweep_paths() -> list[Path]:
+    """Folders of all sweeps, the one that was written to last at the end."""
+    parent = sweeps_folder()
+    with atomic_files.mapped_os_errors(parent):
+        files = [path for path in parent.glob("*/sweep.json") if path.parent.name[0] != "."]
+        files.sort(key=lambda path: (path.stat().st_mtime_ns, path))
+    return [path.parent for path in files]
+
+
 def find_sweep(text: str) -> SweepFolder:
     """A sweep by its id, an unambiguous beginning of it, or `last`.
 
     Raises:
         UsageError: unknown-sweep.
     """
-    parent = sweeps_folder()
-    with atomic_files.mapped_os_errors(parent):
-        paths = sorted(
-            parent.glob("*/sweep.json"), key=lambda path: (path.stat().st_mtime_ns, path)
-        )
-    names = [path.parent.name for path in paths]
+    names = [path.name for path in sweep_paths()]
     matching = [name for name in names if name == text] or [
         name for name in names if name.startswith(text)
     ]
     if text == "last" and not matching:
         matching = names[-1:]
     if len(matching) == 1:
-        return SweepFolder(parent / matching[0])
+        return SweepFolder(sweeps_folder() / matching[0])
     raise UsageError(
         "unknown-sweep",
         f"`{text}` matches several sweeps." if matching else f"there is no sweep `{text}`.",
