@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatout.cluster.sweep import sweep
     from flatout.engine.experiment import Experiment
     from flatout.engine.predict.predictor import load
     from flatout.engine.training.api import train
+
+    # Not imported: everything that imports flatout would depend on what carries out a sweep.
+    sweep: Any
 
 __version__ = "0.1.0"
 # Without the callbacks, which need another package: `from flatout import *` must work without it.
@@ -30,7 +32,6 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module("flatout.engine"), name)
     if name == "sweep":
-        # By name: what imports flatout does not depend on what carries out a sweep.
         import importlib
 
         return importlib.import_module("flatout.cluster.sweep").sweep

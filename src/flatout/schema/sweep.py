@@ -80,8 +80,6 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
                 )  # fmt: skip
         if self.resume is None:
             self.training.check()
-            # Refuses a field that the first trial would be refused for.
-            assert isinstance(self.training.fixed, dict)
             return
         kept = SweepRequest(
             resume=self.resume, num_trials=self.num_trials, parallel=self.parallel

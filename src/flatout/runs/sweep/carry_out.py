@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -69,7 +70,10 @@ def carry_out(
             starting a training says; RunFailed: sweep-trials-fail, sweep-damaged.
     """
     request.check()
-    folder, header = _reopened(request) if request.resume is not None else _created(request)
+    folder = sweep_folder.find_sweep(request.resume) if request.resume is not None else None
+    header = _planned(request) if folder is None else _reopened(request, folder)
+    gpus = gpu_shares(header.training, request.parallel)
+    folder = folder or sweep_folder.create_sweep(header)
     lock = folder.lock()
     if not lock.acquire():
         raise UsageError(
@@ -80,7 +84,7 @@ def carry_out(
     loop, is_refused = None, False
     try:
         journal = SweepJournal(folder, header, request.parallel)
-        loop = _Loop(journal, gpu_shares(header.training, request.parallel), begin, interrupts)
+        loop = _Loop(journal, gpus, begin, interrupts)
         yield from loop.run()
     except UsageError:
         is_refused = loop is not None and not loop.journal.ended()
@@ -94,7 +98,7 @@ def carry_out(
             _discard(folder, header)
 
 
-def _created(request: SweepRequest) -> tuple[SweepFolder, SweepHeader]:
+def _planned(request: SweepRequest) -> SweepHeader:
     source = experiment_source.find_source(request.training.experiment)
     experiment_source.check_name(source)
     parameters = parse_parameters(source.text, source.place)
@@ -105,8 +109,9 @@ def _created(request: SweepRequest) -> tuple[SweepFolder, SweepHeader]:
         num_trials = min(request.num_trials or num_points, num_points)
     name = request.name or run_folder.free_id(f"{source.name}-sweep", paths.sweeps_folder())
     training = msgspec.structs.replace(
-        request.training, experiment=source.file or source.name, settings=fixed
-    )
+        request.training, experiment=source.file or source.name, settings=fixed,
+        python=_absolute(request.training.python),
+    )  # fmt: skip
     metric, direction = request.metric, request.direction
     header = SweepHeader(
         id=run_folder.check_id(name),
@@ -124,11 +129,16 @@ def _created(request: SweepRequest) -> tuple[SweepFolder, SweepHeader]:
     run_folder.check_id(header.run_id(num_trials))
     # Where Optuna is missing, nothing is made.
     Proposals(header, ())
-    return sweep_folder.create_sweep(header), header
+    return header
 
 
-def _reopened(request: SweepRequest) -> tuple[SweepFolder, SweepHeader]:
-    folder = sweep_folder.find_sweep(request.resume or "")
+def _absolute(python: str | None) -> str | None:
+    """A path that holds wherever the sweep is resumed; a name stays one."""
+    is_name = python is None or Path(python).name == python
+    return python if is_name else str(Path(python or "").expanduser().absolute())
+
+
+def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
     header = sweep_folder.read_header(folder)
     source = experiment_source.find_source(header.training.experiment)
     if source.sha256 != header.sha256:
@@ -143,7 +153,7 @@ def _reopened(request: SweepRequest) -> tuple[SweepFolder, SweepHeader]:
         if header.sampler == "grid":
             num_trials = min(num_trials, len(grid(header.space)))
         header = msgspec.structs.replace(header, num_trials=num_trials)
-    return folder, header
+    return header
 
 
 def _discard(folder: SweepFolder, header: SweepHeader) -> None:
