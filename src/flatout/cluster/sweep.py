@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flatout.cluster import api
-from flatout.errors import FlatoutError, RunFailed
+from flatout.errors import RunFailed
 from flatout.schema.experiment_spec import Value
-from flatout.schema.suggested_command import command_line, typed_value
-from flatout.schema.sweep import (
-    Direction,
-    Pruner,
-    Sampler,
-    Sweep,
-    SweepRequest,
-    default_tuning,
-)
+from flatout.schema.suggested_command import typed_value
+from flatout.schema.sweep import Direction, Pruner, Sampler, Sweep, SweepRequest, default_tuning
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuning import Mode
+from flatout.schema.units import counted_text
 from flatout.system.signals import Interrupts
 
 
@@ -100,26 +94,19 @@ def _typed(value: Value | Sequence[Value]) -> str:
 
 def _carried_out(request: SweepRequest, *, is_quiet: bool) -> Sweep:
     now: Sweep | None = None
-    num_shown = 0
+    num_left = -1
     with Interrupts() as interrupts:
         for now in api.sweep(request, interrupts):
-            ended = [one for one in now.trials if one.status not in ("running", "interrupted")]
-            if not is_quiet and len(ended) > num_shown:
-                num_shown = len(ended)
-                last = next((one for one in now.trials if one.trial == now.best), None)
-                best = f"; best {last.value:.4g} ({last.run})" if last and last.value else ""
-                print(f"{now.id}: {num_shown} of {now.header.num_trials} trials{best}", flush=True)
-        if interrupts.count and now is not None:
-            raise _interrupted(now)
+            if not is_quiet and now.num_left != num_left:
+                num_left = now.num_left
+                best = f"; best so far: trial {now.best}" if now.best is not None else ""
+                print(f"{now.id}: {counted_text(num_left, 'trial')} left{best}", flush=True)
     assert now is not None, "a sweep yields at least its end"
+    if interrupts.count:
+        raise RunFailed(
+            "sweep-interrupted",
+            f"sweep {now.id} was interrupted.",
+            because="Ctrl-C was pressed; what has been trained is kept",
+            fix=f'flatout.sweep(resume="{now.id}")',
+        )
     return now
-
-
-def _interrupted(sweep_now: Sweep) -> FlatoutError:
-    resume = command_line(["flatout", "sweep", "--resume", sweep_now.id])
-    return RunFailed(
-        "sweep-interrupted",
-        f"sweep {sweep_now.id} was interrupted.",
-        because="Ctrl-C was pressed; what has been trained is kept",
-        fix=f'flatout.sweep(resume="{sweep_now.id}"), or {resume}',
-    )

@@ -9,8 +9,9 @@ from typing import Any
 
 from flatout.monitor.figures import BLUE, GREY, ORANGE
 from flatout.monitor.plots import drawing, png, replace_all
+from flatout.schema.experiment_spec import Value
 from flatout.schema.suggested_command import command_line, typed_value
-from flatout.schema.sweep import Choices, Sweep, SweepTrial
+from flatout.schema.sweep import Choices, Range, Sweep, SweepTrial
 from flatout.schema.units import counted_text, percent_text
 
 # More lines than these are a surface.
@@ -61,34 +62,28 @@ def _importances(sweep: Sweep, figure: Any, num_trials: int) -> Any:
 
 
 def _parallel(sweep: Sweep, figure: Any, trials: list[SweepTrial]) -> Any:
-    """A line for each trial through its parameters to the metric, the best in front."""
-    header = sweep.header
-    columns = [_Column(sweep, name) for name in header.space]
-    columns.append(_Column(sweep, None, [one.value or 0.0 for one in trials]))
+    """A line for each trial through its parameters to the metric, the better the darker."""
+    space = sweep.header.space
+    columns = [
+        _column([one.parameters[name] for one in trials], ends) for name, ends in space.items()
+    ]
+    columns.append(_column([one.value for one in trials], None))
     picture = figure(figsize=(max(6.0, 1.9 * len(columns)), 4.2), layout="constrained")
     picture.suptitle(sweep.id, x=0.01, ha="left", weight="bold")
     axis = picture.subplots()
-    axis.set_title(f"trials that have finished: {len(trials)}; the best in orange")
-    places = range(len(columns))
-    for rank, one in reversed(list(enumerate(trials))):
-        heights = [column.height(one) for column in columns]
-        is_best = one.trial == sweep.best
-        # The better a trial, the darker its line.
-        strength = 0.9 - 0.75 * rank / len(trials)
-        axis.plot(
-            places, heights, color=ORANGE if is_best else BLUE, alpha=1.0 if is_best else strength,
-            linewidth=2.6 if is_best else 1.1, zorder=3 if is_best else 2,
-        )  # fmt: skip
-    for place, column in enumerate(columns):
-        axis.axvline(place, color=GREY, linewidth=0.8, zorder=1)
-        for height, text in column.labels():
-            axis.annotate(
-                text, (place, height), xytext=(3, 0), textcoords="offset points",
-                va="center", size="small", zorder=4,
-                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.7,
-                      "edgecolor": "none"},
-            )  # fmt: skip
-    axis.set_xticks(places, [*header.space, header.metric or "metric"])
+    axis.set_title(f"{counted_text(len(trials), 'trial')}, the best in orange")
+    for rank in reversed(range(len(trials))):
+        heights = [column[0][rank] for column in columns]
+        if trials[rank].trial == sweep.best:
+            style = {"color": ORANGE, "linewidth": 2.6}
+        else:
+            style = {"color": BLUE, "linewidth": 1.1, "alpha": 0.9 - 0.75 * rank / len(trials)}
+        axis.plot(range(len(columns)), heights, **style)
+    for place, (_, marks) in enumerate(columns):
+        axis.axvline(place, color=GREY, linewidth=0.8)
+        for height, text in marks:
+            axis.annotate(text, (place + 0.03, height), va="center", size="small")
+    axis.set_xticks(range(len(columns)), [*space, sweep.header.metric or "metric"])
     axis.set_yticks([])
     axis.set(xlim=(-0.2, len(columns) - 0.4), ylim=(-0.06, 1.06))
     axis.grid(visible=False)
@@ -96,48 +91,19 @@ def _parallel(sweep: Sweep, figure: Any, trials: list[SweepTrial]) -> Any:
     return picture
 
 
-class _Column:
-    """An axis of the parallel coordinates: of a parameter, or (name None) of the metric."""
-
-    def __init__(self, sweep: Sweep, name: str | None, values: list[float] | None = None) -> None:
-        self._name = name
-        self._choices: list[str] = []
-        self._is_log = False
-        values = values or []
-        if name is None:
-            self._low, self._high = min(values), max(values)
-            return
-        one = sweep.header.space[name]
-        if isinstance(one, Choices):
-            self._choices = [typed_value(value) for value in one.values]
-            self._low, self._high = 0.0, float(len(self._choices) - 1)
-        else:
-            self._low, self._high, self._is_log = float(one.low), float(one.high), one.is_log
-
-    def height(self, trial: SweepTrial) -> float:
-        """Where a trial crosses it, from 0 to 1."""
-        if self._name is None:
-            return self._scaled(trial.value or 0.0)
-        value = trial.parameters[self._name]
-        if self._choices:
-            return self._scaled(float(self._choices.index(typed_value(value))))
-        assert isinstance(value, int | float)
-        return self._scaled(float(value))
-
-    def labels(self) -> list[tuple[float, str]]:
-        """Its marks: height and text."""
-        if self._choices:
-            marks = list(enumerate(self._choices))[:_MOST_LABELS]
-            return [(self._scaled(float(number)), text) for number, text in marks]
-        if self._is_log:
-            middle = (self._low * self._high) ** 0.5
-        else:
-            middle = (self._low + self._high) / 2
-        marks_at = dict.fromkeys((self._low, middle, self._high))
-        return [(self._scaled(value), f"{value:.4g}") for value in marks_at]
-
-    def _scaled(self, value: float) -> float:
-        low, high = self._low, self._high
-        if self._is_log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return 0.5 if high == low else (value - low) / (high - low)
+def _column(
+    values: list[Value], ends: Range | Choices | None
+) -> tuple[list[float], list[tuple[float, str]]]:
+    """Where each value is on its axis, from 0 to 1, and the marks of the axis."""
+    if isinstance(ends, Choices):
+        texts = [typed_value(value) for value in ends.values]
+        places = {text: row / max(1, len(texts) - 1) for row, text in enumerate(texts)}
+        marks = [(place, text) for text, place in places.items()]
+        return [places[typed_value(value)] for value in values], marks[:_MOST_LABELS]
+    numbers = [float(value or 0) for value in values]
+    low, high = (ends.low, ends.high) if ends is not None else (min(numbers), max(numbers))
+    scaled = math.log if ends is not None and ends.is_log else float
+    width = (scaled(high) - scaled(low)) or 1.0
+    return [(scaled(one) - scaled(low)) / width for one in numbers], [
+        (0.0, f"{low:.4g}"), (1.0, f"{high:.4g}"),
+    ]  # fmt: skip

@@ -43,6 +43,8 @@ from flatout.system.store.sweep_folder import SweepFolder
 
 # A worker that was killed is replaced so often in a row.
 _MOST_RESTARTS = 3
+# What the first trial shows to be wrong with the request: its run is of no use to the next sweep.
+_USELESS = ("unknown-metric", "no-validation-data")
 # For a worker whose command line was killed: it ends its step, and writes a checkpoint.
 _STOP_LIMIT_S = 600.0
 
@@ -86,8 +88,9 @@ def carry_out(
         journal = SweepJournal(folder, header, request.parallel)
         loop = _Loop(journal, gpus, begin, interrupts)
         yield from loop.run()
-    except UsageError:
-        is_refused = loop is not None and not loop.journal.ended()
+    except UsageError as error:
+        is_new = request.resume is None and loop is not None and not loop.journal.ended()
+        is_refused = is_new and (error.rule in _USELESS or not _runs(folder, header))
         raise
     finally:
         if loop is not None:
@@ -95,7 +98,9 @@ def carry_out(
         lock.release()
         if is_refused:
             # As after any start that was refused, nothing is left.
-            _discard(folder, header)
+            for run in _runs(folder, header):
+                run_folder.remove_run(run)
+            sweep_folder.remove_sweep(folder)
 
 
 def _planned(request: SweepRequest) -> SweepHeader:
@@ -156,12 +161,13 @@ def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
     return header
 
 
-def _discard(folder: SweepFolder, header: SweepHeader) -> None:
-    for line in sweep_folder.read_trials(folder):
-        run = result.run_of(header, line.trial)
-        if run.header.exists() and _is_own(run, header, line.trial):
-            run_folder.remove_run(run)
-    sweep_folder.remove_sweep(folder)
+def _runs(folder: SweepFolder, header: SweepHeader) -> list[RunFolder]:
+    """The runs of a sweep that exist."""
+    numbers = {line.trial for line in sweep_folder.read_trials(folder)}
+    runs = {number: result.run_of(header, number) for number in sorted(numbers)}
+    return [
+        run for number, run in runs.items() if run.header.exists() and _is_own(run, header, number)
+    ]
 
 
 def _is_own(folder: RunFolder, header: SweepHeader, trial: int) -> bool:
