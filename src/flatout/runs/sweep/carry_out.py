@@ -334,7 +334,10 @@ class _Loop:
         reports: dict[int, float | None] = {}
         if run.started is not None:
             journal.settle_metric(run.started.best)
-        if any([journal.report(number, reports, line) for line in run.validations]):
+        is_hopeless = False
+        for line in run.validations:
+            is_hopeless |= journal.report(number, reports, line)
+        if is_hopeless:
             journal.record(result.end(journal.header, number, "pruned", run))
         elif run.status == "finished":
             journal.record(result.end(journal.header, number, "finished", run))
