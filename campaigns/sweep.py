@@ -216,7 +216,9 @@ def peers(folder: Path, num_trials: int) -> dict[str, float]:
     overheads = {"flatout sweep": (seconds - sweeps.training_s("ours")) / num_trials}
     trials = [one["parameters"]["lr"] for one in sweeps.read("ours")["trials"]]
     for name, peer in sweep_peers.PEERS.items():
-        taken = peer(sweeps.state.with_name(name.replace(" ", "-")), EXPERIMENTS["digits"][0], trials)
+        taken = peer(
+            sweeps.state.with_name(name.replace(" ", "-")), EXPERIMENTS["digits"][0], trials
+        )
         if taken is None:
             print(f"{name}: skipped, it is not installed", flush=True)
             continue

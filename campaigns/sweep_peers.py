@@ -77,7 +77,9 @@ class Taken:
     training_s: float
 
 
-def _driven(package: str, program: str) -> Callable[[Path, Sequence[str], list[float]], Taken | None]:
+def _driven(
+    package: str, program: str
+) -> Callable[[Path, Sequence[str], list[float]], Taken | None]:
     def drive(state: Path, words: Sequence[str], lrs: list[float]) -> Taken | None:
         if importlib.util.find_spec(package) is None:
             return None

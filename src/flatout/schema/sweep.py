@@ -81,9 +81,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.resume is None:
             self.training.check()
             return
-        kept = SweepRequest(
-            resume=self.resume, num_trials=self.num_trials, parallel=self.parallel
-        )
+        kept = SweepRequest(resume=self.resume, num_trials=self.num_trials, parallel=self.parallel)
         if self != kept:
             raise UsageError(
                 "cannot-change-on-resume",
@@ -219,7 +217,7 @@ def best_of(header: SweepHeader, trials: tuple[SweepTrial, ...]) -> int | None:
     """The number of the trial that has finished with the best value; None if none has."""
     best: SweepTrial | None = None
     for one in trials:
-        if one.status == "finished" and one.value is not None:
-            if header.better(one.value, best.value if best else None):
-                best = one
+        is_known = one.status == "finished" and one.value is not None
+        if is_known and header.better(one.value or 0.0, best.value if best else None):
+            best = one
     return best.trial if best else None

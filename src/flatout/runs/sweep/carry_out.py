@@ -410,9 +410,7 @@ class _Loop:
         except KeyboardInterrupt:
             return
         except FlatoutError as error:
-            journal.record(
-                result.end(journal.header, number, "failed", None, finding_from(error))
-            )
+            journal.record(result.end(journal.header, number, "failed", None, finding_from(error)))
         if (fault := result.all_fail(journal.header, journal.history)) is not None:
             self._give_up(fault)
 

@@ -21,7 +21,6 @@ from flatout.schema.sweep import FORMAT, SweepHeader, TrialLine
 from flatout.system import atomic_files
 from flatout.system.paths import sweeps_folder
 
-
 T = TypeVar("T")
 
 
