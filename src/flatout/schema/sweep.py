@@ -87,7 +87,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "cannot-change-on-resume",
                 f"sweep {self.resume} keeps its experiment, parameters and options.",
                 because="its trials are compared with each other",
-                fix="with --resume, only --trials and --parallel can be given; or start a new sweep",
+                fix="with --resume, give only --trials and --parallel; or start a new sweep",
             )
 
 

@@ -142,10 +142,12 @@ def _range(parameter: Parameter, low_text: str, high_text: str, rest: str) -> Ra
         elif word.startswith("step="):
             step = _number(parameter, word.removeprefix("step="))
         else:
-            raise _bad_range(f"`{typed}` has an unknown ending `:{word}`.", ":log or :step=NUMBER")
+            raise _bad_range(
+                f"`{typed}` has an unknown ending `:{word}`.", "use :log or :step=NUMBER"
+            )
     if low >= high:
         problem = "its bounds the wrong way round" if low > high else "two equal bounds"
-        fix = f"{name}={high_text}..{low_text}{rest}" if low > high else f"{name}={low_text}"
+        fix = f"-s {name}={high_text}..{low_text}{rest}" if low > high else f"-s {name}={low_text}"
         raise _bad_range(f"`{typed}` has {problem}.", fix)
     if is_log and low <= 0:
         raise _bad_range(
