@@ -173,10 +173,11 @@ def difference(sweeps: Sweeps, num_trials: int) -> str | None:
 def attack(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """Kills every kind of sweep; gives what came of each, and how many differ."""
     results = []
-    for experiment in EXPERIMENTS:
+    experiments = options.experiments.split(",")
+    for experiment in experiments:
         for sampler in ("grid", "random"):
             sweeps = Sweeps(folder / f"{experiment}-{sampler}")
-            num_trials = options.trials // len(EXPERIMENTS)
+            num_trials = options.trials // len(experiments)
             dice = random.Random(f"{options.seed}/{experiment}/{sampler}")
             arguments = arguments_of(experiment, sampler, num_trials, options.seed)
             whole_s = sweeps.run([*arguments, "--name", "whole"])
@@ -263,7 +264,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=60, help="half of each experiment")
+    parser.add_argument("--trials", type=int, default=60, help="over all experiments")
+    parser.add_argument("--experiments", default=",".join(EXPERIMENTS))
     parser.add_argument("--kills", type=int, default=5, help="of each sweep")
     parser.add_argument("--seed", type=int, default=0, help="seed of sweeps, targets and moments")
     parser.add_argument("--seeds", type=int, default=5, help="sweeps with and without a pruner")

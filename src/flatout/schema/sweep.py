@@ -28,7 +28,7 @@ DEFAULT_TRIALS = 20
 _MOST_TRIALS = 100_000
 
 
-class Range(msgspec.Struct, frozen=True, kw_only=True, tag="range"):
+class Range(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="range"):
     """Numbers from low to high, both included. step: the distance between them, if any."""
 
     low: int | float
@@ -38,7 +38,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, tag="range"):
     is_int: bool = False
 
 
-class Choices(msgspec.Struct, frozen=True, kw_only=True, tag="choices"):
+class Choices(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="choices"):
     """Values, none of which is between two others."""
 
     values: tuple[Value, ...]
@@ -132,7 +132,7 @@ def direction_of(metric: str, given: Direction | None) -> Direction:
     return given or ("minimize" if is_smaller_better(metric) else "maximize")
 
 
-class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag="asked"):
+class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
     """The parameters of a trial are chosen; its run is created next."""
 
     at: float
@@ -140,7 +140,7 @@ class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag="asked"):
     parameters: dict[str, Value]
 
 
-class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ended"):
     """A trial has ended, and is not continued.
 
     value: of the metric, the best of its validations. reports: the metric of each validation, from
