@@ -395,11 +395,12 @@ class _Loop:
             run, finding = outcome.run, outcome.finding
             if trial.is_over:
                 return
-            if run.status == "finished":
-                journal.record(result.end(journal.header, number, "finished", run))
-            elif self._is_ending:
+            is_left = bool(self.interrupts.count) and run.status != "finished"
+            if is_left or self.error is not None:
                 row = trial.row(journal.header)
                 journal.show(msgspec.structs.replace(row, status="interrupted"))
+            elif run.status == "finished":
+                journal.record(result.end(journal.header, number, "finished", run))
             elif finding is None:
                 # By `flatout runs stop`, for example.
                 journal.record(result.end(journal.header, number, "stopped", run))
