@@ -22,6 +22,7 @@ COMMANDS = (
     ("new", "Train", "Write a new experiment."),
     ("train", "Train", "Train an experiment, or resume a run."),
     ("tune", "Train", "Find the fastest correct recipe: speed settings, not hyperparameters."),
+    ("sweep", "Train", "Find the best parameters: many trials, each of which is a run."),
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "Show a run: result, metrics, recipe, where the time went."),
     ("lr", "Train", "Find a learning rate: a range test."),

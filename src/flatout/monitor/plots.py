@@ -45,10 +45,11 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
         UsageError: matplotlib-not-installed.
         RunFailed: plots-not-drawn.
     """
-    fix = "the run itself is unaffected; update matplotlib and try again: "
-    with _figures(run.id, fix + show_command(run.typed, "--plots")) as figure:
+    again = show_command(run.typed, "--plots")
+    fix = f"the run itself is unaffected; update matplotlib and try again: {again}"
+    with drawing(f"the plots of {run.id}", fix) as figure:
         drawn = dict(_drawn(run, lines, results, figure))
-        return _replace(Path(run.folder) / "plots", drawn)
+    return replace_all(Path(run.folder) / "plots", drawn)
 
 
 def draw_lr_range(result: LrRange, path: Path) -> Path:
@@ -58,14 +59,19 @@ def draw_lr_range(result: LrRange, path: Path) -> Path:
         UsageError: matplotlib-not-installed.
         RunFailed: plots-not-drawn.
     """
-    with _figures(path.stem, "update matplotlib, and test again") as figure:
-        atomic_files.write_atomically(path, _png(figures.draw_lr_range(figure, result)))
+    what = f"the learning-rate range of {path.stem}"
+    with drawing(what, "update matplotlib, and test again") as figure:
+        atomic_files.write_atomically(path, png(figures.draw_lr_range(figure, result)))
     return path
 
 
 @contextlib.contextmanager
-def _figures(subject: str, fix: str) -> Iterator[Any]:
-    """matplotlib's class of figures, with our style; subject, fix: for what it raises.
+def drawing(what: str, fix: str) -> Iterator[Any]:
+    """matplotlib's Figure, with flatout's style while it is open.
+
+    Args:
+        what: what is drawn, for the error.
+        fix: for the error.
 
     Raises:
         UsageError: matplotlib-not-installed.
@@ -93,7 +99,7 @@ def _figures(subject: str, fix: str) -> Iterator[Any]:
     except Exception as error:
         raise RunFailed(
             "plots-not-drawn",
-            f"the plots of {subject} could not be drawn.",
+            f"{what} could not be drawn.",
             because=f"{type(error).__name__}: {error}",
             fix=fix,
         ) from error
@@ -107,25 +113,27 @@ def _drawn(
     best = run.best_validation
     title = run.id if run.status == "finished" else f"{run.id} ({run.status})"
     if curves.panels:
-        yield "curves.png", _png(figures.draw_curves(figure, curves, title, best))
+        yield "curves.png", png(figures.draw_curves(figure, curves, title, best))
     if curves.has_changing_rate:
-        yield "learning_rate.png", _png(figures.draw_learning_rate(figure, curves, title))
+        yield "learning_rate.png", png(figures.draw_learning_rate(figure, curves, title))
     for number, (line, report) in enumerate(zip(results.confusions, results.reports, strict=True)):
         ending = f"-{re.sub(r'[^A-Za-z0-9_-]+', '-', line.name)}.png" if number else ".png"
         if not report.num_samples:
             continue
         if len(line.labels) <= figures.MOST_CLASSES:
-            yield f"confusion{ending}", _png(figures.draw_confusion(figure, line, title))
-        yield f"per_class{ending}", _png(figures.draw_classes(figure, report, title))
+            yield f"confusion{ending}", png(figures.draw_confusion(figure, line, title))
+        yield f"per_class{ending}", png(figures.draw_classes(figure, report, title))
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """A figure as a PNG file."""
     file = BytesIO()
     figure.savefig(file, format="png", dpi=_PIXELS_PER_INCH)
     return file.getvalue()
 
 
-def _replace(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
+def replace_all(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
+    """Puts pictures into a folder, in place of those that it has."""
     with atomic_files.mapped_os_errors(folder):
         if drawn:
             folder.mkdir(exist_ok=True)

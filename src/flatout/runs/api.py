@@ -157,8 +157,11 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     change = msgspec.structs.replace(plan.change, python=other_python)
     on = request.placement
     if on is not None:
-        on.check(num_gpus_for(machine, process_env.visible_gpus()), plan.device)
-    start = partial(worker_process.start_worker, python, is_attached=is_attached, on=on)
+        seen = request.gpus or process_env.visible_gpus()
+        on.check(num_gpus_for(machine, seen), plan.device)
+    start = partial(
+        worker_process.start_worker, python, is_attached=is_attached, on=on, gpus=request.gpus
+    )
     with run_for(plan, machine, interrupts) as folder:
         end = run_tail.RunTail(folder, is_from_end=True)
         worker = start(folder, change)

@@ -16,7 +16,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.runs import experiment_source
 from flatout.runs.experiment_params import check_values, parse_parameters, parse_settings
 from flatout.schema.change import Change, ChangedFile, diff_of
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
 from flatout.schema.machine import Machine
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.suggested_command import resume_command
@@ -38,14 +38,16 @@ STOP_LIMIT_S = 30.0
 class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A planned training: a new run, or one to resume.
 
-    run_id: name of a new run. change: what a resume changes. old, header: of the run to resume.
-    trackers: where it is sent, perhaps with passwords. config: the configuration file of a new run.
+    run_id: name of a new run. sweep: of which it is a trial. change: what a resume changes.
+    old, header: of the run to resume. trackers: where it is sent, perhaps with passwords.
+    config: the configuration file of a new run.
     """
 
     spec: ExperimentSpec
     run_id: str | None = None
     trackers: tuple[TrackerTarget, ...] = ()
     config: UsedConfig | None = None
+    sweep: SweepRun | None = None
     change: Change = Change()
     old: RunFolder | None = None
     header: RunHeader | None = None
@@ -65,7 +67,7 @@ def plan_run(request: TrainRequest, interrupts: Interrupts) -> PlannedRun:
         trackers = requested_trackers(request.track, None) if is_run else []
         return PlannedRun(
             spec=spec, run_id=request.run_id, trackers=tuple(trackers), config=request.config,
-            change=change,
+            sweep=request.sweep, change=change,
         )  # fmt: skip
     old = reopen(request, interrupts)
     header = atomic_files.read_json(old.header, RunHeader)
@@ -244,6 +246,7 @@ def _prepare(plan: PlannedRun, machine: Machine, parent: Path) -> RunFolder:
         config=plan.config,
         spec=spec,
         machine=machine,
+        sweep=plan.sweep,
     )
     folder = run_folder.create_run(header, parent)
     try:

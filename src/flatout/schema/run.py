@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from flatout.schema.change import Change
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.machine_use import MachineUse
@@ -35,7 +35,8 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts fixed when a run is made (`run.json`).
 
     python: the interpreter that trains it. on: who starts its ranks, as it was typed; None for a
-    single process. config: what was taken from a configuration file.
+    single process. config: what was taken from a configuration file. sweep: of which it is a
+    trial, if of any.
     """
 
     id: str
@@ -47,6 +48,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     config: UsedConfig | None = None
     spec: ExperimentSpec
     machine: Machine | None = None
+    sweep: SweepRun | None = None
 
 
 class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):

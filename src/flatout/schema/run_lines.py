@@ -33,6 +33,8 @@ class Started(Line, frozen=True, kw_only=True, tag="started"):
     unit: what a sample is, for rates. num_ranks: processes that train it together.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
     on, python, leave_free_bytes: as they were requested this time; see schema/change.py.
+    best: the metric that decides which weights are kept; None without validation data, and in runs
+    of an older flatout.
     """
 
     pid: int
@@ -49,6 +51,7 @@ class Started(Line, frozen=True, kw_only=True, tag="started"):
     on: str | None = None
     python: str | None = None
     leave_free_bytes: int | None = None
+    best: str | None = None
 
 
 class RecipeSet(Line, frozen=True, kw_only=True, tag="recipeset"):

@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.schema.change import Change
+from flatout.schema.experiment_spec import SweepRun
 from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
@@ -37,6 +38,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: a run outside of the runs' folder may run its code.
     track: trackers that the run is sent to, as text; none leaves it to the site file.
     config: what was taken from a configuration file; the other fields have it already.
+    sweep: of which it is a trial. gpus: what CUDA sees of this machine's (CUDA_VISIBLE_DEVICES);
+    None leaves it as it is.
     """
 
     experiment: str | None = None
@@ -65,6 +68,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: bool = False
     track: tuple[str, ...] = ()
     config: UsedConfig | None = None
+    sweep: SweepRun | None = None
+    gpus: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_command(console: Console, label: str, command: str) -> None:
-    """Prints a command as it can be typed here."""
-    print_lines(console, [(label, _typeable(command))])
+    """Prints a command as it can be typed here; never broken, so that it can be copied."""
+    head = f"{label:<{max(_LABEL_WIDTH, len(label) + 1)}}"
+    console.print(Text.assemble((head, "bold"), _typeable(command)), soft_wrap=True)
 
 
 def print_finding(finding: Finding, console: Console | None = None) -> None:

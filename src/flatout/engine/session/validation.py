@@ -31,22 +31,9 @@ from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS, class_report, mean_scores
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.run_lines import Classified, Generated, Validated
-from flatout.schema.units import counted_text
+from flatout.schema.units import counted_text, is_smaller_better
 from flatout.system.clock import now_s
 
-# Ends of metrics' names; of all others, larger is better.
-_SMALLER_IS_BETTER = (
-    "loss",
-    "error",
-    "mse",
-    "mae",
-    "perplexity",
-    "ppl",
-    "wer",
-    "cer",
-    "bpc",
-    "nll",
-)
 # What is kept of the texts of one validation.
 _MOST_TEXTS = 16
 _MOST_CHARACTERS = 4_000
@@ -427,11 +414,6 @@ def _is_better(name: str, value: float, best: float | None) -> bool:
 
 def _is_lower(loss: float | None, best: float | None) -> bool:
     return loss is not None and (best is None or loss < best)
-
-
-def is_smaller_better(name: str) -> bool:
-    """Whether smaller values of the metric of that name are the better ones."""
-    return name.endswith(_SMALLER_IS_BETTER)
 
 
 def check_best(name: str, metrics: dict[str, float]) -> None:

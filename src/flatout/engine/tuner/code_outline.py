@@ -13,13 +13,14 @@ from flatout.engine.model.activation_checkpointing import (
     repeated_blocks,
 )
 from flatout.engine.session.session import BuiltExperiment, Session, process_settings
-from flatout.engine.session.validation import is_smaller_better, values_of_batch
+from flatout.engine.session.validation import values_of_batch
 from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS
 from flatout.schema.code_outline import CodeOutline, DataKind, Scheduling
 from flatout.schema.cpu_topology import Topology
 from flatout.schema.recipe import Choice, CpuAffinity, Recipe
 from flatout.schema.tuning import Emit
+from flatout.schema.units import is_smaller_better
 
 
 def outline(built: BuiltExperiment, recipe: Recipe, emit: Emit = "code") -> CodeOutline:

@@ -1,0 +1,171 @@
+"""What to try next, and what to stop early: Optuna's samplers and pruners."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import nan
+from typing import Any
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.runs.sweep.space import grid
+from flatout.schema.experiment_spec import Value
+from flatout.schema.sweep import Choices, Range, SweepHeader, TrialAsked, TrialEnded, TrialLine
+from flatout.system.clock import now_s
+
+# Below it, Optuna counts every parameter as important as any other.
+_FEWEST_FOR_IMPORTANCE = 4
+# Under it Optuna notes parameters that it has not chosen itself.
+_GIVEN = "fixed_params"
+_STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "stopped": "PRUNED", "failed": "FAIL"}
+
+
+class Proposals:
+    """The trials of a sweep as Optuna sees them.
+
+    Args:
+        header: of the sweep.
+        lines: what has happened so far; trials that have not ended can be reported again.
+        parallel: how many run at a time.
+
+    Raises:
+        UsageError: optuna-not-installed, bad-sweep-range.
+    """
+
+    def __init__(self, header: SweepHeader, lines: Sequence[TrialLine], parallel: int = 1) -> None:
+        self._optuna = _optuna()
+        self._header = header
+        self._parallel = parallel
+        self._grid = grid(header.space) if header.sampler == "grid" else []
+        self._space = {name: self._distribution(one) for name, one in header.space.items()}
+        with _quiet(self._optuna):
+            # By its name and the number of a trial, Hyperband chooses a bracket.
+            self._study = self._optuna.create_study(
+                study_name=header.id, direction=header.direction or "minimize",
+                pruner=self._pruner(), sampler=self._sampler(0),
+            )  # fmt: skip
+        self._trials: dict[int, Any] = {}
+        ended = {line.trial: line for line in lines if isinstance(line, TrialEnded)}
+        asked = {line.trial: line for line in lines if isinstance(line, TrialAsked)}
+        # Optuna numbers them in this order.
+        for number in sorted(asked):
+            if number in ended:
+                self._add(asked[number], ended[number])
+            else:
+                self._ask(number, asked[number].parameters)
+
+    def ask(self, number: int) -> TrialAsked:
+        """Chooses the parameters of a new trial, the next by number."""
+        given = self._grid[number - 1] if self._grid else None
+        parameters = self._ask(number, given)
+        return TrialAsked(at=now_s(), trial=number, parameters=parameters)
+
+    def report(self, number: int, validation: int, value: float | None) -> bool:
+        """Reports the metric of a trial's validation, from 1 on; gives whether to stop it.
+
+        A value that is not finite is None.
+        """
+        trial = self._trials[number]
+        with _quiet(self._optuna):
+            trial.report(nan if value is None else value, validation)
+            return bool(trial.should_prune())
+
+    def tell(self, line: TrialEnded) -> TrialEnded:
+        """Reports the end of a trial; gives the line with what the pruner has noted of it."""
+        trial = self._trials.pop(line.trial)
+        state = getattr(self._optuna.trial.TrialState, _STATES[line.status])
+        value = line.value if line.status == "finished" else None
+        with _quiet(self._optuna):
+            frozen = self._study.tell(trial, value, state)
+        noted = {name: one for name, one in frozen.system_attrs.items() if name != _GIVEN}
+        return msgspec.structs.replace(line, state=noted)
+
+    def importances(self) -> dict[str, float]:
+        """The share of each parameter in what makes a trial good; empty if too few have ended.
+
+        Source: PED-ANOVA (Watanabe et al. 2023, https://arxiv.org/abs/2304.10255), which Optuna
+        computes without further packages.
+        """
+        complete = self._optuna.trial.TrialState.COMPLETE
+        values = {one.value for one in self._study.get_trials(deepcopy=False, states=(complete,))}
+        num_complete = len(self._study.get_trials(deepcopy=False, states=(complete,)))
+        if num_complete < _FEWEST_FOR_IMPORTANCE or len(values) < 2:
+            return {}
+        importance = importlib.import_module("optuna.importance")
+        with _quiet(self._optuna):
+            found = importance.get_param_importances(
+                self._study, evaluator=importance.PedAnovaImportanceEvaluator()
+            )
+        return {name: float(share) for name, share in found.items()}
+
+    def _ask(self, number: int, given: dict[str, Value] | None) -> dict[str, Value]:
+        with _quiet(self._optuna):
+            self._study.sampler = self._sampler(number)
+            if given is not None:
+                self._study.enqueue_trial(given)
+            trial = self._study.ask(self._space)
+        assert trial.number == number - 1, "trials are asked for in the order of their numbers"
+        self._trials[number] = trial
+        return {name: trial.params[name] for name in self._space}
+
+    def _add(self, asked: TrialAsked, ended: TrialEnded) -> None:
+        reports = {at: nan if value is None else value for at, value in ended.reports.items()}
+        state = getattr(self._optuna.trial.TrialState, _STATES[ended.status])
+        value = ended.value if ended.status == "finished" else None
+        self._study.add_trial(self._optuna.trial.create_trial(
+            state=state, value=value, params=asked.parameters, distributions=self._space,
+            intermediate_values=reports, system_attrs=ended.state,
+        ))  # fmt: skip
+
+    def _sampler(self, number: int) -> Any:
+        """The sampler for one trial: it draws the same, whatever was drawn before."""
+        samplers = self._optuna.samplers
+        seed = zlib.crc32(f"{self._header.training.seed or 0}/{number}".encode())
+        if self._header.sampler == "tpe":
+            return samplers.TPESampler(seed=seed, constant_liar=self._parallel > 1)
+        return samplers.RandomSampler(seed=seed)
+
+    def _pruner(self) -> Any:
+        pruners = self._optuna.pruners
+        made = {
+            "none": pruners.NopPruner, "median": pruners.MedianPruner,
+            "halving": pruners.SuccessiveHalvingPruner, "hyperband": pruners.HyperbandPruner,
+        }  # fmt: skip
+        return made[self._header.pruner]()
+
+    def _distribution(self, one: Range | Choices) -> Any:
+        made = self._optuna.distributions
+        if isinstance(one, Choices):
+            return made.CategoricalDistribution(one.values)
+        if one.is_int:
+            return made.IntDistribution(
+                int(one.low), int(one.high), log=one.is_log, step=int(one.step or 1)
+            )
+        return made.FloatDistribution(one.low, one.high, log=one.is_log, step=one.step)
+
+
+def _optuna() -> Any:
+    try:
+        # By name, since it loads numpy and SQLAlchemy, which nothing but a sweep needs.
+        return importlib.import_module("optuna")
+    except ImportError as error:
+        raise UsageError(
+            "optuna-not-installed",
+            "a sweep needs the package optuna.",
+            because=str(error),
+            fix="pip install 'flatout[sweep]'",
+        ) from error
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Optuna logs every trial, and warns of what it calls experimental."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

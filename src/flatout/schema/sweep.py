@@ -1,0 +1,223 @@
+"""A sweep: trainings of one experiment with other parameters, the best of which is looked for.
+
+Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`, one line when the parameters of a
+trial were chosen and one when it has ended. The trials themselves are runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.schema.experiment_spec import Value
+from flatout.schema.finding import Finding
+from flatout.schema.train_request import TrainRequest
+from flatout.schema.tuning import Mode
+from flatout.schema.units import is_smaller_better
+
+Sampler = Literal["tpe", "random", "grid"]
+Pruner = Literal["none", "median", "halving", "hyperband"]
+Direction = Literal["minimize", "maximize"]
+TrialStatus = Literal["running", "interrupted", "finished", "pruned", "stopped", "failed"]
+# Of the files in a sweep's folder.
+FORMAT = 1
+DEFAULT_TRIALS = 20
+# A mistyped number is not to train for years.
+_MOST_TRIALS = 100_000
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="range"):
+    """Numbers from low to high, both included. step: the distance between them, if any."""
+
+    low: int | float
+    high: int | float
+    step: int | float | None = None
+    is_log: bool = False
+    is_int: bool = False
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="choices"):
+    """Values, none of which is between two others."""
+
+    values: tuple[Value, ...]
+
+
+Space = dict[str, Range | Choices]
+
+
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `flatout sweep` as data.
+
+    training: of every trial, with the parameters as they were typed, ranges among them.
+    num_trials: None takes the whole grid, else DEFAULT_TRIALS. metric, direction: None takes the
+    experiment's `best`, and the direction that its name has. parallel: trials at a time.
+    name: of the sweep; None finds a free one. resume: the sweep to continue.
+    """
+
+    training: TrainRequest = TrainRequest()
+    num_trials: int | None = None
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "none"
+    metric: str | None = None
+    direction: Direction | None = None
+    parallel: int = 1
+    name: str | None = None
+    resume: str | None = None
+
+    def check(self) -> None:
+        """Refuses numbers that make no sense, and what cannot be combined.
+
+        Raises:
+            UsageError: bad-sweep, cannot-change-on-resume, and what TrainRequest.check says.
+        """
+        for option, number in (("--trials", self.num_trials), ("--parallel", self.parallel)):
+            if number is not None and not 1 <= number <= _MOST_TRIALS:
+                raise UsageError(
+                    "bad-sweep", f"`{option} {number}` is not a number of trials.",
+                    because=f"it takes a number from 1 to {_MOST_TRIALS:,}", fix=f"{option} 20",
+                )  # fmt: skip
+        if self.resume is None:
+            self.training.check()
+            return
+        kept = SweepRequest(resume=self.resume, num_trials=self.num_trials, parallel=self.parallel)
+        if self != kept:
+            raise UsageError(
+                "cannot-change-on-resume",
+                f"sweep {self.resume} keeps its experiment, parameters and options.",
+                because="its trials are compared with each other",
+                fix="with --resume, give only --trials and --parallel; or start a new sweep",
+            )
+
+
+def default_tuning(parallel: int) -> Mode:
+    """Whether trials search for a recipe; next to another trial a search measures nothing."""
+    return "auto" if parallel == 1 else "off"
+
+
+class SweepHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a sweep (`sweep.json`).
+
+    training: of every trial, without what the space varies. sha256: of the experiment's file.
+    metric, direction: None until the first trial has reported the experiment's `best`.
+    """
+
+    id: str
+    created_at: float
+    flatout_version: str
+    training: TrainRequest
+    sha256: str | None
+    space: Space
+    num_trials: int
+    sampler: Sampler
+    pruner: Pruner
+    metric: str | None = None
+    direction: Direction | None = None
+    format: int = FORMAT
+
+    def run_id(self, trial: int) -> str:
+        """The id of the run that is that trial."""
+        return f"{self.id}-{trial:03d}"
+
+    def better(self, first: float, second: float | None) -> bool:
+        """Whether a value of the metric is better than another; anything is better than none."""
+        if second is None:
+            return True
+        return first < second if self.direction == "minimize" else first > second
+
+
+def direction_of(metric: str, given: Direction | None) -> Direction:
+    """The direction that was requested, else that of the metric's name."""
+    return given or ("minimize" if is_smaller_better(metric) else "maximize")
+
+
+class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
+    """The parameters of a trial are chosen; its run is created next."""
+
+    at: float
+    trial: int
+    parameters: dict[str, Value]
+
+
+class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ended"):
+    """A trial has ended, and is not continued.
+
+    value: of the metric, the best of its validations. reports: the metric of each validation, from
+    1 on. state: what the pruner has noted. duration_s: how long it has trained.
+    """
+
+    at: float
+    trial: int
+    status: Literal["finished", "pruned", "stopped", "failed"]
+    value: float | None = None
+    reports: dict[int, float | None] = {}
+    state: dict[str, Any] = {}
+    finding: Finding | None = None
+    duration_s: float | None = None
+
+
+TrialLine = TrialAsked | TrialEnded
+
+
+class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial as it stands. value: of the metric, the best of its validations so far.
+
+    share: of its training that is done, if it is running and that is known.
+    """
+
+    trial: int
+    run: str
+    parameters: dict[str, Value]
+    status: TrialStatus
+    value: float | None = None
+    duration_s: float | None = None
+    share: float | None = None
+    finding: Finding | None = None
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep as it stands.
+
+    trials: by their numbers. best: the number of the best that has finished. command: trains that
+    again. importances: of the parameters for the metric; they add up to 1.
+    """
+
+    id: str
+    folder: str
+    header: SweepHeader
+    trials: tuple[SweepTrial, ...] = ()
+    best: int | None = None
+    command: str | None = None
+    importances: dict[str, float] = {}
+
+    @property
+    def ranking(self) -> list[SweepTrial]:
+        """The trials, the best first; those that have not finished at the end."""
+        sign = 1.0 if self.header.direction == "minimize" else -1.0
+        order = ("finished", "pruned", "stopped", "running", "interrupted", "failed")
+        return sorted(
+            self.trials,
+            key=lambda one: (
+                order.index(one.status),
+                one.value is None,
+                sign * (one.value or 0.0),
+                one.trial,
+            ),
+        )
+
+    @property
+    def num_left(self) -> int:
+        """How many trials have not ended."""
+        ended = sum(one.status not in ("running", "interrupted") for one in self.trials)
+        return max(0, self.header.num_trials - ended)
+
+
+def best_of(header: SweepHeader, trials: tuple[SweepTrial, ...]) -> int | None:
+    """The number of the trial that has finished with the best value; None if none has."""
+    best: SweepTrial | None = None
+    for one in trials:
+        is_known = one.status == "finished" and one.value is not None
+        if is_known and header.better(one.value or 0.0, best.value if best else None):
+            best = one
+    return best.trial if best else None

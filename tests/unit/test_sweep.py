@@ -1,0 +1,395 @@
+"""`flatout sweep` with an engine that only writes lines: trials, kills, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flatout.schema.run_lines import Event, Started
+from flatout.schema.sweep import (
+    Choices,
+    Range,
+    SweepHeader,
+    TrialAsked,
+    TrialEnded,
+    TrialLine,
+    direction_of,
+)
+from flatout.schema.train_request import TrainRequest
+from flatout.system import atomic_files
+
+HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
+needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="needs the package optuna")
+EXPERIMENT = """
+def experiment(quality: float = 1.0, size: int = 1, mode: str = "finish", steps: int = 6,
+               pause: float = 0.0):
+    raise SystemExit("somebody ran this file")
+"""
+GRID = ("-s", "quality=0..1:step=0.25", "--sampler", "grid", "--name", "s")
+
+
+class Sweeping:
+    """A command line in which `swept.py` can be swept."""
+
+    def __init__(self, cli: Any) -> None:
+        self.cli = cli
+        self.file = cli.folder / "swept.py"
+        self.file.write_text(EXPERIMENT)
+        self.folder = cli.state / "sweeps" / "s"
+
+    def words(self, *arguments: str) -> list[str]:
+        if "--resume" in arguments:
+            return ["sweep", *arguments]
+        return ["sweep", str(self.file), "--python", self.cli.python, *arguments]
+
+    def run(self, *arguments: str) -> Any:
+        return self.cli.run(*self.words(*arguments))
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The trials, as `flatout sweep show --json` has them."""
+        done = self.cli.run("sweep", "show", "s", "--json")
+        assert done.returncode == 0, done.stderr
+        trials: list[dict[str, Any]] = json.loads(done.stdout)["sweep"]["trials"]
+        return trials
+
+    def lines(self) -> list[TrialLine]:
+        lines: list[TrialLine] = atomic_files.read_lines(self.folder / "trials.jsonl", TrialLine)
+        return lines
+
+    def kill_at(self, when: Callable[[], bool], *arguments: str) -> None:
+        """Starts a command, and kills it alone once something is so."""
+        process = self.cli.start(*self.words(*arguments))
+        wait_for(lambda: when() or process.poll() is not None)
+        process.kill()
+        process.communicate()
+
+    def num(self, kind: type) -> int:
+        """How many lines of that kind there are."""
+        if not (self.folder / "trials.jsonl").exists():
+            return 0
+        return sum(isinstance(line, kind) for line in self.lines())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "nothing happened for a minute"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def sweeping(cli: Any) -> Sweeping:
+    return Sweeping(cli)
+
+
+@needs_optuna
+def test_grid_tries_every_point_once_and_names_the_best(sweeping: Sweeping) -> None:
+    done = sweeping.run(*GRID)
+    assert done.returncode == 0, done.stderr
+    trials = sweeping.trials()
+    assert [one["parameters"]["quality"] for one in trials] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [one["status"] for one in trials] == ["finished"] * 5
+    assert trials[-1]["value"] == pytest.approx(1 - 1 / 6)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("next") and "-s quality=1.0" in last and str(sweeping.file) in last
+    assert "best        s-005 · accuracy 83.3 % · quality=1" in done.stdout
+
+
+@needs_optuna
+def test_each_trial_is_a_run_that_knows_its_sweep(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1..3", "--sampler", "grid", "--name", "s").returncode == 0
+    header = json.loads((sweeping.cli.runs / "s-002" / "run.json").read_text())
+    assert header["sweep"] == {"sweep": "s", "trial": 2}
+    done = sweeping.cli.run("runs", "--where", "sweep=s", "--where", "trial>1", "--json")
+    assert [run["header"]["id"] for run in json.loads(done.stdout)] == ["s-002", "s-003"]
+
+
+@needs_optuna
+def test_trials_go_on_when_one_fails(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail,finish", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 0, done.stderr
+    assert [one["status"] for one in sweeping.trials()] == ["failed", "finished"]
+    assert sweeping.trials()[0]["finding"]["rule"] == "experiment-raised"
+
+
+@needs_optuna
+def test_sweep_ends_when_the_first_three_fail_alike(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail", "-s", "size=1..9", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 1
+    assert "the first 3 trials of s failed the same way" in done.stderr
+    assert "flatout explain sweep-trials-fail" in done.stderr
+    assert sweeping.num(TrialAsked) == 3
+
+
+@needs_optuna
+def test_sweep_without_a_result_says_so(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail", "-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 1 and "no trial of s has finished" in done.stderr
+
+
+@needs_optuna
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_killed_sweep_has_the_same_trials_when_resumed(
+    sweeping: Sweeping, sampler: str, tmp_path: Path
+) -> None:
+    request = (
+        "-s", "quality=0.1..1:log", "-s", "size=1..100", "-s", "pause=0.05",
+        "--sampler", sampler, "--trials", "4", "--seed", "7",
+    )  # fmt: skip
+    assert sweeping.run(*request, "--name", "whole").returncode == 0
+    sweeping.kill_at(lambda: sweeping.num(TrialEnded) == 1, *request, "--name", "s")
+    # As a kill in the middle of a write leaves it.
+    with open(sweeping.folder / "trials.jsonl", "ab") as file:
+        file.write(b'{"kind": "asked", "at": 17')
+    sweeping.kill_at(lambda: sweeping.num(TrialAsked) == 3, "--resume", "s")
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 0, done.stderr
+    whole = atomic_files.read_lines(sweeping.folder.parent / "whole" / "trials.jsonl", TrialLine)
+    for kind in (TrialAsked, TrialEnded):
+        seen = [msgspec.structs.asdict(line) for line in sweeping.lines() if type(line) is kind]
+        wanted = [msgspec.structs.asdict(line) for line in whole if type(line) is kind]
+        for line in (*seen, *wanted):
+            line.pop("at")
+            line.pop("duration_s", None)
+        assert seen == wanted
+
+
+@needs_optuna
+def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1,2", "-s", "pause=0.3", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    events = sweeping.cli.runs / "s-001" / "events.jsonl"
+    found: list[Started] = []
+
+    def has_begun() -> bool:
+        lines = atomic_files.read_lines(events, Event) if events.exists() else []
+        found[:] = [line for line in lines if isinstance(line, Started)]
+        return bool(found)
+
+    wait_for(has_begun)
+    os.kill(found[0].pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
+    has_begun()
+    assert len(found) == 2
+
+
+@needs_optuna
+def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping) -> None:
+    if sys.platform == "win32":
+        pytest.skip("a process without a console gets no Ctrl-C")
+    request = ("-s", "size=1,2", "-s", "pause=0.2", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    wait_for(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "flatout sweep --resume s" in stderr
+    assert [one["status"] for one in sweeping.trials()] == ["interrupted"]
+    assert sweeping.run("--resume", "s").returncode == 0
+    assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
+
+
+@needs_optuna
+def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
+    done = sweeping.run(
+        "-s", "quality=1,0.5,0.1", "-s", "pause=0.3", "--sampler", "grid", "--pruner", "halving",
+        "--name", "s",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = sweeping.trials()
+    # The second is compared with none: the first was over before there was anything to compare.
+    assert [one["status"] for one in trials] == ["finished", "finished", "pruned"]
+    (pruned,) = [line for line in sweeping.lines() if line.trial == 3 and type(line) is TrialEnded]
+    assert list(pruned.reports) == [1]
+    events = (sweeping.cli.runs / "s-003" / "events.jsonl").read_text()
+    assert '"stopped"' in events
+
+
+@needs_optuna
+def test_trials_run_in_parallel(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1..4", "-s", "pause=0.1", "--parallel", "3", "--sampler", "grid")
+    assert sweeping.run(*request, "--name", "s").returncode == 0
+    kinds = [type(line) for line in sweeping.lines()]
+    assert kinds[:3] == [TrialAsked] * 3 and kinds.count(TrialEnded) == 4
+
+
+@needs_optuna
+def test_resumed_sweep_may_have_more_trials(sweeping: Sweeping) -> None:
+    request = ("-s", "quality=0..1", "--trials", "1", "--sampler", "random", "--name", "s")
+    assert sweeping.run(*request).returncode == 0
+    assert sweeping.run("--resume", "s", "--trials", "2").returncode == 0
+    assert len(sweeping.trials()) == 2
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--metric", "acuracy"], "did you mean `accuracy`?"),
+        (["--use", "precision=fp99"], "precision"),
+    ],
+)
+def test_nothing_is_left_of_a_sweep_that_is_refused(
+    sweeping: Sweeping, words: list[str], said: str
+) -> None:
+    done = sweeping.run(*GRID, *words)
+    assert done.returncode == 2 and said in done.stderr
+    assert not sweeping.folder.exists()
+    assert not list(sweeping.cli.runs.glob("s-*"))
+
+
+@needs_optuna
+def test_two_sweeps_of_one_name_are_refused(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert sweeping.run(*request).returncode == 0
+    done = sweeping.run(*request)
+    assert done.returncode == 2 and "flatout explain sweep-exists" in done.stderr
+    done = sweeping.run("--resume", "t")
+    assert done.returncode == 2 and "flatout explain unknown-sweep" in done.stderr
+
+
+@needs_optuna
+def test_damaged_or_foreign_files_are_named(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s").returncode == 0
+    header, trials = sweeping.folder / "sweep.json", sweeping.folder / "trials.jsonl"
+    whole = header.read_text()
+    trials.write_bytes(b'{"kind": "nonsense"}\n' + trials.read_bytes())
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
+    header.write_text(whole.replace('"format": 1', '"format": 2'))
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 2 and "flatout explain sweep-of-another-version" in done.stderr
+    header.write_text(whole[: len(whole) // 2])
+    done = sweeping.cli.run("sweep", "show", "s")
+    assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
+
+
+@needs_optuna
+def test_sweep_is_carried_out_once_and_with_the_same_code(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s").returncode == 0
+    lock = atomic_files.FileLock(sweeping.folder / "lock")
+    assert lock.acquire()
+    done = sweeping.run("--resume", "s")
+    lock.release()
+    assert done.returncode == 2 and "flatout explain sweep-in-use" in done.stderr
+    sweeping.file.write_text(EXPERIMENT + "# changed\n")
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 2 and "flatout explain experiment-changed" in done.stderr
+
+
+@needs_optuna
+def test_run_of_another_sweep_is_left_alone(sweeping: Sweeping) -> None:
+    done = sweeping.cli.run(*sweeping.cli.train("--name", "s-001"))
+    assert done.returncode == 0
+    done = sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 2 and "flatout explain run-exists" in done.stderr
+    assert (sweeping.cli.runs / "s-001").exists()
+
+
+@needs_optuna
+def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    import flatout
+
+    monkeypatch.setenv("FLATOUT_STATE", str(sweeping.cli.state))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    swept = flatout.sweep(
+        sweeping.file, {"quality": [0.5, 1.0], "size": 3}, sampler="grid", name="s",
+        python=sweeping.cli.python, is_quiet=True,
+    )  # fmt: skip
+    assert swept.best == 2 and swept.header.metric == "accuracy"
+    assert "-s size=3 -s quality=1.0" in (swept.command or "")
+    assert flatout.sweep(resume="s", is_quiet=True) == swept
+
+
+@pytest.mark.skipif(HAS_OPTUNA, reason="optuna is installed: its absence cannot be tried")
+def test_sweep_when_the_package_is_missing(sweeping: Sweeping) -> None:
+    done = sweeping.run(*GRID)
+    assert done.returncode == 2 and "pip install 'flatout[sweep]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [("accuracy", "maximize"), ("loss", "minimize"), ("rmse", "minimize"), ("f1", "maximize")],
+)
+def test_direction_is_that_of_the_name(metric: str, direction: str) -> None:
+    assert direction_of(metric, None) == direction
+    assert direction_of(metric, "minimize") == "minimize"
+
+
+HEADER = SweepHeader(
+    id="s", created_at=0.0, flatout_version="0", training=TrainRequest(experiment="digits"),
+    sha256=None, num_trials=30, sampler="tpe", pruner="none", metric="loss", direction="minimize",
+    space={
+        "lr": Range(low=1e-4, high=1e-1, is_log=True),
+        "width": Range(low=8, high=64, step=8, is_int=True),
+        "act": Choices(values=("relu", "gelu")),
+    },
+)  # fmt: skip
+
+
+def ended(asked: TrialAsked) -> TrialEnded:
+    """A trial whose loss depends on its learning rate alone."""
+    lr = asked.parameters["lr"]
+    assert isinstance(lr, float)
+    value = abs(lr - 0.01)
+    return TrialEnded(at=1.0, trial=asked.trial, status="finished", value=value, reports={1: value})
+
+
+@needs_optuna
+def test_proposals_are_the_same_when_built_again_for_each_trial() -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    history: list[TrialLine] = []
+    once = Proposals(HEADER, ())
+    for number in range(1, 16):
+        again = Proposals(HEADER, history)
+        asked = once.ask(number)
+        assert again.ask(number).parameters == asked.parameters
+        history += [asked, once.tell(ended(asked))]
+    assert again.importances() == {} or max(again.importances().values()) <= 1
+
+
+@needs_optuna
+def test_parameter_that_decides_is_the_most_important() -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    header = msgspec.structs.replace(HEADER, sampler="random")
+    proposals = Proposals(header, ())
+    assert proposals.importances() == {}
+    for number in range(1, 31):
+        proposals.tell(ended(proposals.ask(number)))
+    shares = proposals.importances()
+    assert next(iter(shares)) == "lr" and sum(shares.values()) == pytest.approx(1)
+
+
+@needs_optuna
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs the package matplotlib"
+)
+def test_sweep_is_drawn(tmp_path: Path) -> None:
+    from flatout.monitor.sweep_plots import draw_sweep
+    from flatout.runs.sweep import result
+    from flatout.runs.sweep.proposals import Proposals
+    from flatout.system.store.sweep_folder import SweepFolder
+
+    proposals, rows = Proposals(HEADER, ()), []
+    for number in range(1, 9):
+        asked = proposals.ask(number)
+        rows.append(result.row_of(HEADER, asked, proposals.tell(ended(asked))))
+    sweep = result.sweep_of(SweepFolder(tmp_path), HEADER, rows)
+    sweep = msgspec.structs.replace(sweep, importances=proposals.importances())
+    drawn = draw_sweep(sweep)
+    assert [path.name for path in drawn] == ["importances.png", "parallel.png"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
