@@ -212,7 +212,7 @@ def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
     # The second is compared with none: the first was over before there was anything to compare.
     assert [one["status"] for one in trials] == ["finished", "finished", "pruned"]
     (pruned,) = [line for line in sweeping.lines() if line.trial == 3 and type(line) is TrialEnded]
-    assert list(pruned.reports) == [1]
+    assert len(pruned.reports) == 1
     events = (sweeping.cli.runs / "s-003" / "events.jsonl").read_text()
     assert '"stopped"' in events
 
@@ -290,6 +290,20 @@ def test_sweep_is_carried_out_once_and_with_the_same_code(sweeping: Sweeping) ->
 
 
 @needs_optuna
+def test_sweep_ends_when_its_file_changes_while_it_runs(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1..9", "-s", "pause=0.1", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    wait_for(lambda: sweeping.num(TrialEnded) > 0)
+    sweeping.file.write_text(EXPERIMENT + "# changed\n")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2 and "flatout explain experiment-changed" in stderr
+    assert sweeping.num(TrialEnded) < 9
+    sweeping.file.write_text(EXPERIMENT)
+    assert sweeping.run("--resume", "s").returncode == 0
+    assert [one["status"] for one in sweeping.trials()] == ["finished"] * 9
+
+
+@needs_optuna
 def test_run_of_another_sweep_is_left_alone(sweeping: Sweeping) -> None:
     done = sweeping.cli.run(*sweeping.cli.train("--name", "s-001"))
     assert done.returncode == 0
@@ -344,7 +358,7 @@ def ended(asked: TrialAsked) -> TrialEnded:
     lr = asked.parameters["lr"]
     assert isinstance(lr, float)
     value = abs(lr - 0.01)
-    return TrialEnded(at=1.0, trial=asked.trial, status="finished", value=value, reports={1: value})
+    return TrialEnded(at=1.0, trial=asked.trial, status="finished", value=value, reports=(value,))
 
 
 @needs_optuna
@@ -359,6 +373,26 @@ def test_proposals_are_the_same_when_built_again_for_each_trial() -> None:
         assert again.ask(number).parameters == asked.parameters
         history += [asked, once.tell(ended(asked))]
     assert again.importances() == {} or max(again.importances().values()) <= 1
+
+
+@needs_optuna
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_search_goes_where_the_metric_is_better(direction: str) -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    # As a sweep begins: its metric is known once the first trial has been asked for.
+    known = msgspec.structs.replace(HEADER, metric="score", direction=direction)
+    history: list[TrialLine] = []
+    proposals = Proposals(msgspec.structs.replace(known, metric=None, direction=None), ())
+    for number in range(1, 41):
+        asked = proposals.ask(number)
+        proposals.header = known
+        width = float(asked.parameters["width"] or 0)
+        end = TrialEnded(at=1.0, trial=number, status="finished", value=width, reports=(width,))
+        history += [asked, proposals.tell(end)]
+    again = Proposals(known, history)
+    widths = [again.ask(number).parameters["width"] for number in range(41, 46)]
+    assert sum(map(float, widths)) / 5 < 24 if direction == "minimize" else min(widths) > 40
 
 
 @needs_optuna
@@ -387,7 +421,7 @@ def test_sweep_is_drawn(tmp_path: Path) -> None:
     proposals, rows = Proposals(HEADER, ()), []
     for number in range(1, 9):
         asked = proposals.ask(number)
-        rows.append(result.row_of(HEADER, asked, proposals.tell(ended(asked))))
+        rows.append(result.with_end(result.row_of(HEADER, asked), proposals.tell(ended(asked))))
     sweep = result.sweep_of(SweepFolder(tmp_path), HEADER, rows)
     sweep = msgspec.structs.replace(sweep, importances=proposals.importances())
     drawn = draw_sweep(sweep)

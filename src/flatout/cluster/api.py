@@ -40,9 +40,11 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool) -
 
 def sweep(request: SweepRequest, interrupts: Interrupts) -> Iterator[Sweep]:
     """Carries out a sweep, each trial where requested; see `runs/sweep/carry_out.py`."""
+    from functools import partial
+
     from flatout.runs.sweep import carry_out
 
-    return carry_out.carry_out(request, begin, interrupts)
+    return carry_out.carry_out(request, partial(begin, is_attached=True), interrupts)
 
 
 def predict_or_evaluate(

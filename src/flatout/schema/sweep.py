@@ -20,7 +20,8 @@ from flatout.schema.units import is_smaller_better
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "halving", "hyperband"]
 Direction = Literal["minimize", "maximize"]
-TrialStatus = Literal["running", "interrupted", "finished", "pruned", "stopped", "failed"]
+EndStatus = Literal["finished", "pruned", "stopped", "failed"]
+TrialStatus = Literal["running", "interrupted", EndStatus]
 # Of the files in a sweep's folder.
 FORMAT = 1
 DEFAULT_TRIALS = 20
@@ -120,11 +121,9 @@ class SweepHeader(msgspec.Struct, frozen=True, kw_only=True):
         """The id of the run that is that trial."""
         return f"{self.id}-{trial:03d}"
 
-    def better(self, first: float, second: float | None) -> bool:
-        """Whether a value of the metric is better than another; anything is better than none."""
-        if second is None:
-            return True
-        return first < second if self.direction == "minimize" else first > second
+    def cost(self, value: float) -> float:
+        """A value of the metric as a number of which the smaller is the better."""
+        return -value if self.direction == "maximize" else value
 
 
 def direction_of(metric: str, given: Direction | None) -> Direction:
@@ -143,15 +142,15 @@ class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ended"):
     """A trial has ended, and is not continued.
 
-    value: of the metric, the best of its validations. reports: the metric of each validation, from
-    1 on. state: what the pruner has noted. duration_s: how long it has trained.
+    value: of the metric, the best of its validations. reports: the metric of each validation.
+    state: what the pruner has noted. duration_s: how long it has trained.
     """
 
     at: float
     trial: int
-    status: Literal["finished", "pruned", "stopped", "failed"]
+    status: EndStatus
     value: float | None = None
-    reports: dict[int, float | None] = {}
+    reports: tuple[float | None, ...] = ()
     state: dict[str, Any] = {}
     finding: Finding | None = None
     duration_s: float | None = None
@@ -175,6 +174,11 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     finding: Finding | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is not continued."""
+        return self.status not in ("running", "interrupted")
+
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep as it stands.
@@ -194,14 +198,13 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranking(self) -> list[SweepTrial]:
         """The trials, the best first; those that have not finished at the end."""
-        sign = 1.0 if self.header.direction == "minimize" else -1.0
         order = ("finished", "pruned", "stopped", "running", "interrupted", "failed")
         return sorted(
             self.trials,
             key=lambda one: (
                 order.index(one.status),
                 one.value is None,
-                sign * (one.value or 0.0),
+                self.header.cost(one.value or 0.0),
                 one.trial,
             ),
         )
@@ -209,15 +212,4 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_left(self) -> int:
         """How many trials have not ended."""
-        ended = sum(one.status not in ("running", "interrupted") for one in self.trials)
-        return max(0, self.header.num_trials - ended)
-
-
-def best_of(header: SweepHeader, trials: tuple[SweepTrial, ...]) -> int | None:
-    """The number of the trial that has finished with the best value; None if none has."""
-    best: SweepTrial | None = None
-    for one in trials:
-        is_known = one.status == "finished" and one.value is not None
-        if is_known and header.better(one.value or 0.0, best.value if best else None):
-            best = one
-    return best.trial if best else None
+        return max(0, self.header.num_trials - sum(one.has_ended for one in self.trials))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -21,17 +20,15 @@ from flatout.runs.sweep.journal import SweepJournal
 from flatout.runs.sweep.proposals import Proposals
 from flatout.runs.sweep.space import grid, parse_space, settings_of
 from flatout.schema.experiment_spec import SweepRun
-from flatout.schema.finding import finding_from
+from flatout.schema.finding import Finding, finding_from
 from flatout.schema.placement import LOCAL, num_gpus_for
-from flatout.schema.run import RunHeader
+from flatout.schema.run import Run, RunHeader
 from flatout.schema.run_lines import Line, Progress, Started, Validated
 from flatout.schema.sweep import (
     DEFAULT_TRIALS,
     Sweep,
     SweepHeader,
     SweepRequest,
-    SweepTrial,
-    TrialAsked,
     direction_of,
 )
 from flatout.schema.train_request import TrainRequest
@@ -39,24 +36,17 @@ from flatout.system import atomic_files, clock, paths, process_env
 from flatout.system.signals import Interrupts
 from flatout.system.store import run_folder, run_tail, sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
-from flatout.system.store.sweep_folder import SweepFolder
 
-# A worker that was killed is replaced so often in a row.
+# A worker that is lost is replaced so often.
 _MOST_RESTARTS = 3
-# What the first trial shows to be wrong with the request: its run is of no use to the next sweep.
-_USELESS = ("unknown-metric", "no-validation-data")
+# It was killed; or one whose command line was killed, and which was still loading torch when the
+# run was looked at, took the run first.
+_LOST = ("worker-died", "run-in-use")
 # For a worker whose command line was killed: it ends its step, and writes a checkpoint.
 _STOP_LIMIT_S = 600.0
 
-
-class BeginTraining(Protocol):
-    """Creates a run, or resumes one, here or in a cluster."""
-
-    def __call__(
-        self, request: TrainRequest, interrupts: Interrupts, *, is_attached: bool
-    ) -> Supervisor:
-        """Starts a training; see `runs/api.py: begin`."""
-        ...
+# Creates a run, or resumes one, here or in a cluster, attached to this process.
+BeginTraining = Callable[[TrainRequest, Interrupts], Supervisor]
 
 
 def carry_out(
@@ -68,39 +58,30 @@ def carry_out(
 
     Raises:
         UsageError: bad-sweep, bad-sweep-range, sweep-varies-nothing, sweep-exists, unknown-sweep,
-            sweep-in-use, unknown-metric, no-validation-data, optuna-not-installed, and what
-            starting a training says; RunFailed: sweep-trials-fail, sweep-damaged.
+            sweep-in-use, experiment-changed, unknown-metric, no-validation-data,
+            optuna-not-installed, and what starting a training says; RunFailed: sweep-trials-fail,
+            sweep-damaged.
     """
     request.check()
     folder = sweep_folder.find_sweep(request.resume) if request.resume is not None else None
     header = _planned(request) if folder is None else _reopened(request, folder)
     gpus = gpu_shares(header.training, request.parallel)
-    folder = folder or sweep_folder.create_sweep(header)
-    lock = folder.lock()
-    if not lock.acquire():
-        raise UsageError(
-            "sweep-in-use",
-            f"sweep {header.id} is being carried out by another command.",
-            fix=f"wait for it, or stop it with Ctrl-C; look at it: flatout sweep show {header.id}",
-        )
-    loop, is_refused = None, False
+    folder = folder or sweep_folder.new_sweep(header.id)
+    journal = None
     try:
-        journal = SweepJournal(folder, header, request.parallel)
-        loop = _Loop(journal, gpus, begin, interrupts)
-        yield from loop.run()
-    except UsageError as error:
-        is_new = request.resume is None and loop is not None and not loop.journal.ended()
-        is_refused = is_new and (error.rule in _USELESS or not _runs(folder, header))
-        raise
-    finally:
-        if loop is not None:
-            loop.close()
-        lock.release()
-        if is_refused:
-            # As after any start that was refused, nothing is left.
-            for run in _runs(folder, header):
-                run_folder.remove_run(run)
+        with folder.locked():
+            journal = SweepJournal(folder, header, request.parallel)
+            yield from _Loop(journal, gpus, begin, interrupts).run()
+    except UsageError:
+        rows = journal.rows if request.resume is None and journal is not None else None
+        # As after any start that was refused, nothing is left.
+        if rows is not None and not any(row.has_ended for row in rows.values()):
+            for number in rows:
+                run = result.run_of(header, number)
+                if run.header.exists() and _is_own(run, header, number):
+                    run_folder.remove_run(run)
             sweep_folder.remove_sweep(folder)
+        raise
 
 
 def _planned(request: SweepRequest) -> SweepHeader:
@@ -143,16 +124,9 @@ def _absolute(python: str | None) -> str | None:
     return python if is_name else str(Path(python or "").expanduser().absolute())
 
 
-def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
+def _reopened(request: SweepRequest, folder: sweep_folder.SweepFolder) -> SweepHeader:
     header = sweep_folder.read_header(folder)
-    source = experiment_source.find_source(header.training.experiment)
-    if source.sha256 != header.sha256:
-        raise UsageError(
-            "experiment-changed",
-            f"{header.training.experiment} has changed since the sweep started.",
-            because="its trials are compared with each other, so they need the same code",
-            fix="restore the file, or start a new sweep",
-        )
+    _refuse_changed(header)
     if request.num_trials is not None:
         num_trials = request.num_trials
         if header.sampler == "grid":
@@ -161,13 +135,14 @@ def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
     return header
 
 
-def _runs(folder: SweepFolder, header: SweepHeader) -> list[RunFolder]:
-    """The runs of a sweep that exist."""
-    numbers = {line.trial for line in sweep_folder.read_trials(folder)}
-    runs = {number: result.run_of(header, number) for number in sorted(numbers)}
-    return [
-        run for number, run in runs.items() if run.header.exists() and _is_own(run, header, number)
-    ]
+def _refuse_changed(header: SweepHeader) -> None:
+    if experiment_source.find_source(header.training.experiment).sha256 != header.sha256:
+        raise UsageError(
+            "experiment-changed",
+            f"{header.training.experiment} has changed since the sweep started.",
+            because="its trials are compared with each other, so they need the same code",
+            fix="restore the file and resume the sweep, or start a new one",
+        )
 
 
 def _is_own(folder: RunFolder, header: SweepHeader, trial: int) -> bool:
@@ -198,37 +173,30 @@ def divided(gpus: Sequence[str], size: int, parallel: int) -> list[str | None]:
 class ActiveTrial:
     """A trial whose run is being trained.
 
-    slot: which of the places for parallel trials it has. reports: the metric by step.
-    is_over: its end is recorded, and its worker has been asked to stop.
+    slot: which of the places for parallel trials it has. is_over: its end is recorded, and its
+    worker has been asked to stop.
     """
 
-    asked: TrialAsked
+    number: int
     slot: int
     supervisor: Supervisor
     lines: Iterator[list[Line]]
-    reports: dict[int, float | None]
     num_restarts: int = 0
     num_steps: int | None = None
     progress: Progress | None = None
     is_over: bool = False
 
     @property
-    def number(self) -> int:
-        """The number of the trial, from 1."""
-        return self.asked.trial
+    def duration_s(self) -> float | None:
+        """How long it has trained."""
+        return sum(self.progress.split_s.values()) if self.progress else None
 
-    def row(self, header: SweepHeader) -> SweepTrial:
-        """How it stands."""
-        progress, num_steps = self.progress, self.num_steps
-        return SweepTrial(
-            trial=self.number,
-            run=header.run_id(self.number),
-            parameters=self.asked.parameters,
-            status="running",
-            value=result.best_value(header, self.reports.values()),
-            duration_s=sum(progress.split_s.values()) if progress else None,
-            share=min(1.0, progress.step / num_steps) if progress and num_steps else None,
-        )
+    @property
+    def share(self) -> float | None:
+        """The share of its training that is done."""
+        if self.progress is None or not self.num_steps:
+            return None
+        return min(1.0, self.progress.step / self.num_steps)
 
 
 @dataclass
@@ -248,79 +216,87 @@ class _Loop:
 
     def run(self) -> Iterator[Sweep]:
         """Starts and follows trials until none is left."""
-        self._stop_pruned()
-        waiting = self.journal.numbers()
-        while True:
-            is_changed = False
+        try:
+            self._stop_pruned()
+            waiting = self.journal.numbers()
+            while True:
+                is_changed = self._advance(waiting)
+                if is_changed:
+                    yield self.journal.sweep()
+                elif not self.active:
+                    break
+            if self.error is not None:
+                raise self.error
+            final = self.journal.sweep(is_final=True)
+            if not self.interrupts.count:
+                result.refuse_no_result(final)
+            yield final
+        finally:
+            self._stop_all()
+            self.journal.close()
+
+    def _advance(self, waiting: Iterator[int]) -> bool:
+        """Starts the trials for which there is room, and takes what the others report."""
+        is_changed = False
+        try:
             while len(self.active) < len(self.gpus) and not self._is_ending:
                 number = next(waiting, None)
                 if number is None:
                     break
-                self._start(number)
                 is_changed = True
+                self._start(number)
             for trial in list(self.active.values()):
                 lines = next(trial.lines, None)
+                is_changed |= lines is None or bool(lines)
                 if lines is None:
                     self._finish(trial)
-                else:
+                elif lines and not trial.is_over and self.error is None:
                     self._take(trial, lines)
-                is_changed |= lines is None or bool(lines)
-            if is_changed:
-                yield self.journal.sweep()
-            elif not self.active:
-                break
-        if self.error is not None:
-            raise self.error
-        final = self.journal.sweep(is_final=True)
-        if final.best is None and not self.interrupts.count:
-            raise result.nothing_finished(final)
-        yield final
-
-    def close(self) -> None:
-        """Asks what still trains to stop."""
-        for trial in self.active.values():
-            trial.supervisor.folder.request_stop()
-        self.journal.close()
+        except KeyboardInterrupt:
+            return True  # It was counted, too, so that nothing else is started.
+        except FlatoutError as error:
+            self.error = self.error or error
+            self._stop_all()
+            return True
+        return is_changed
 
     @property
     def _is_ending(self) -> bool:
         return self.error is not None or bool(self.interrupts.count)
 
+    def _stop_all(self) -> None:
+        for trial in self.active.values():
+            trial.supervisor.folder.request_stop()
+
     def _stop_pruned(self) -> None:
         """Where a command line was killed, its pruned trial may not have been asked to stop."""
-        for line in self.journal.ended():
-            folder = result.run_of(self.journal.header, line.trial)
-            if line.status == "pruned" and folder.is_in_use():
+        for number, row in self.journal.rows.items():
+            folder = result.run_of(self.journal.header, number)
+            if row.status == "pruned" and folder.is_in_use():
                 folder.request_stop()
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, num_restarts: int = 0) -> None:
+        """Starts the run of a trial, or continues with it where it exists.
+
+        Raises:
+            UsageError: experiment-changed, run-exists, and what starting a training says;
+                KeyboardInterrupt: Ctrl-C was pressed.
+        """
         header = self.journal.header
-        try:
-            asked = self.journal.asked(number)
-            if result.run_of(header, number).header.exists():
-                self._take_up(asked)
-                return
+        parameters = self.journal.parameters(number)
+        folder = result.run_of(header, number)
+        if not folder.header.exists():
+            # Someone may have edited it while other trials were trained.
+            _refuse_changed(header)
             training = msgspec.structs.replace(
                 header.training,
-                settings=(*header.training.settings, *settings_of(asked.parameters)),
+                settings=(*header.training.settings, *settings_of(parameters)),
                 run_id=header.run_id(number),
                 sweep=SweepRun(sweep=header.id, trial=number),
             )
-            self._follow(asked, training, {})
-        except KeyboardInterrupt:
-            return  # It was counted, too, so that nothing else is started.
-        except FlatoutError as error:
-            self._give_up(error)
-
-    def _take_up(self, asked: TrialAsked, num_restarts: int = 0) -> None:
-        """Continues with the run of a trial that has begun before.
-
-        Raises:
-            UsageError: run-exists, run-in-use; KeyboardInterrupt: Ctrl-C was pressed.
-        """
-        journal, number = self.journal, asked.trial
-        folder = result.run_of(journal.header, number)
-        if not _is_own(folder, journal.header, number):
+            self._follow(number, training, num_restarts)
+            return
+        if not _is_own(folder, header, number):
             raise UsageError(
                 "run-exists",
                 f"a run named `{folder.path.name}` already exists, and is not of this sweep.",
@@ -330,92 +306,74 @@ class _Loop:
             # Its command line was killed. In a cluster it would train on without one.
             folder.request_stop()
             run_tail.wait_until_free(folder, _STOP_LIMIT_S, self.interrupts)
-        run = read_run(folder)
-        reports: dict[int, float | None] = {}
+        if not self._ended_before(number, read_run(folder)):
+            request = TrainRequest(resume=folder.path.name, on=header.training.on)
+            self._follow(number, request, num_restarts)
+
+    def _ended_before(self, number: int, run: Run) -> bool:
+        """Takes what a run has reported before; gives whether its trial has ended by that."""
+        journal = self.journal
         if run.started is not None:
             journal.settle_metric(run.started.best)
-        is_hopeless = False
-        for line in run.validations:
-            is_hopeless |= journal.report(number, reports, line)
-        if is_hopeless:
-            journal.record(result.end(journal.header, number, "pruned", run))
-        elif run.status == "finished":
-            journal.record(result.end(journal.header, number, "finished", run))
-        elif run.status == "failed":
-            journal.record(result.end(journal.header, number, "failed", run, run.failure))
+        verdicts = [journal.report(number, line) for line in run.validations]
+        if any(verdicts):
+            journal.record(number, "pruned", run)
+        elif run.status == "finished" or run.status == "failed":
+            journal.record(number, run.status, run, run.failure)
         else:
-            request = TrainRequest(resume=folder.path.name, on=journal.header.training.on)
-            self._follow(asked, request, reports)
-            self.active[number].num_restarts = num_restarts
+            return False
+        return True
 
-    def _follow(
-        self, asked: TrialAsked, request: TrainRequest, reports: dict[int, float | None]
-    ) -> None:
+    def _follow(self, number: int, request: TrainRequest, num_restarts: int) -> None:
         taken = {trial.slot for trial in self.active.values()}
         slot = next(slot for slot in range(len(self.gpus)) if slot not in taken)
         request = msgspec.structs.replace(request, gpus=self.gpus[slot])
-        supervisor = self.begin(request, self.interrupts, is_attached=True)
-        self.active[asked.trial] = ActiveTrial(
-            asked=asked, slot=slot, supervisor=supervisor,
-            lines=follow(supervisor, self.interrupts), reports=reports,
+        supervisor = self.begin(request, self.interrupts)
+        self.active[number] = ActiveTrial(
+            number=number, slot=slot, supervisor=supervisor,
+            lines=follow(supervisor, self.interrupts), num_restarts=num_restarts,
         )  # fmt: skip
-        self.journal.show(self.active[asked.trial].row(self.journal.header))
+        self.journal.show(number, "running")
 
     def _take(self, trial: ActiveTrial, lines: list[Line]) -> None:
         """Takes what the run of a trial has reported."""
-        journal = self.journal
-        if trial.is_over or self.error is not None:
-            return
-        try:
-            for line in lines:
-                if isinstance(line, Started):
-                    trial.num_steps = line.num_steps
-                    journal.settle_metric(line.best)
-                elif isinstance(line, Progress):
-                    trial.progress = line
-                elif isinstance(line, Validated):
-                    is_hopeless = journal.report(trial.number, trial.reports, line)
-                    if is_hopeless and not trial.is_over:
-                        # Recorded before it is stopped: whatever is killed now, it has ended.
-                        run = read_run(trial.supervisor.folder)
-                        journal.record(result.end(journal.header, trial.number, "pruned", run))
-                        trial.is_over = True
-                        trial.supervisor.folder.request_stop()
-        except FlatoutError as error:
-            self._give_up(error)
-        if not trial.is_over:
-            journal.show(trial.row(journal.header))
+        journal, folder = self.journal, trial.supervisor.folder
+        for line in lines:
+            if isinstance(line, Started):
+                trial.num_steps = line.num_steps
+                journal.settle_metric(line.best)
+            elif isinstance(line, Progress):
+                trial.progress = line
+            elif isinstance(line, Validated) and journal.report(trial.number, line):
+                # Recorded before it is stopped: whatever is killed now, it has ended.
+                journal.record(trial.number, "pruned", read_run(folder))
+                trial.is_over = True
+                folder.request_stop()
+                return
+        journal.show(trial.number, "running", trial.duration_s, trial.share)
 
     def _finish(self, trial: ActiveTrial) -> None:
         """Records the end of a trial whose worker has ended."""
         journal, number = self.journal, trial.number
         del self.active[number]
+        run: Run | None = None
+        finding: Finding | None
         try:
             outcome = conclude(trial.supervisor)
             run, finding = outcome.run, outcome.finding
-            if trial.is_over:
-                return
-            is_left = bool(self.interrupts.count) and run.status != "finished"
-            if is_left or self.error is not None:
-                row = trial.row(journal.header)
-                journal.show(msgspec.structs.replace(row, status="interrupted"))
-            elif run.status == "finished":
-                journal.record(result.end(journal.header, number, "finished", run))
-            elif finding is None:
-                # By `flatout runs stop`, for example.
-                journal.record(result.end(journal.header, number, "stopped", run))
-            elif finding.rule == "worker-died" and trial.num_restarts < _MOST_RESTARTS:
-                self._take_up(trial.asked, trial.num_restarts + 1)
-            else:
-                journal.record(result.end(journal.header, number, "failed", run, finding))
-        except KeyboardInterrupt:
-            return
         except FlatoutError as error:
-            journal.record(result.end(journal.header, number, "failed", None, finding_from(error)))
-        if (fault := result.all_fail(journal.header, journal.history)) is not None:
-            self._give_up(fault)
-
-    def _give_up(self, error: FlatoutError) -> None:
-        self.error = self.error or error
-        for trial in self.active.values():
-            trial.supervisor.folder.request_stop()
+            finding = finding_from(error)
+        if trial.is_over:
+            return
+        is_finished = run is not None and run.status == "finished"
+        if self.error is not None or (self.interrupts.count and not is_finished):
+            journal.show(number, "interrupted", trial.duration_s)
+        elif is_finished:
+            journal.record(number, "finished", run)
+        elif finding is None:
+            # By `flatout runs stop`, for example.
+            journal.record(number, "stopped", run)
+        elif finding.rule in _LOST and trial.num_restarts < _MOST_RESTARTS:
+            self._start(number, trial.num_restarts + 1)
+        else:
+            journal.record(number, "failed", run, finding)

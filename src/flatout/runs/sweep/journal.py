@@ -1,4 +1,4 @@
-"""What a sweep has on the disk, what Optuna has of it in memory, and how its trials stand."""
+"""A sweep that is being carried out: on the disk, in Optuna, and as rows to show."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ import msgspec
 from flatout.errors import UsageError, nearest
 from flatout.runs.sweep import result
 from flatout.runs.sweep.proposals import Proposals
+from flatout.schema.experiment_spec import Value
+from flatout.schema.finding import Finding
+from flatout.schema.run import Run
 from flatout.schema.run_lines import Validated
 from flatout.schema.sweep import (
+    EndStatus,
     Sweep,
     SweepHeader,
-    SweepTrial,
-    TrialAsked,
     TrialEnded,
-    TrialLine,
+    TrialStatus,
     direction_of,
 )
-from flatout.system import atomic_files
+from flatout.system import atomic_files, clock
 from flatout.system.store import sweep_folder
+from flatout.system.store.run_reader import split_of
 from flatout.system.store.sweep_folder import SweepFolder
 
 
 class SweepJournal:
     """A sweep that is being carried out; its lock must be held.
 
-    header: as it is now. history: all lines of `trials.jsonl`.
+    header: as it is now. rows: its trials, by number.
     """
 
     def __init__(self, folder: SweepFolder, header: SweepHeader, parallel: int) -> None:
         self.header = header
-        self.history = sweep_folder.read_trials(folder)
-        self._folder, self._parallel = folder, parallel
-        self._proposals = Proposals(header, self.history, parallel)
-        self._rows = {row.trial: row for row in result.rows_of(header, self.history)}
+        history = sweep_folder.read_trials(folder)
+        self.rows = {row.trial: row for row in result.rows_of(header, history)}
+        self._folder = folder
+        self._proposals = Proposals(header, history, parallel)
+        # Of the trials that have not ended: the metric by step.
+        self._reports: dict[int, dict[int, float | None]] = {}
         atomic_files.write_json(folder.header, header)
         self._lines = atomic_files.Lines(folder.trials)
 
@@ -43,24 +48,18 @@ class SweepJournal:
         """Closes the file of the trials."""
         self._lines.close()
 
-    def ended(self) -> list[TrialEnded]:
-        """The trials that have ended, in that order."""
-        return [line for line in self.history if isinstance(line, TrialEnded)]
-
     def numbers(self) -> Iterator[int]:
-        """Trials that have begun and not ended, then new ones."""
-        asked = {line.trial for line in self.history if isinstance(line, TrialAsked)}
-        yield from sorted(asked - {line.trial for line in self.ended()})
-        yield from range(len(asked) + 1, self.header.num_trials + 1)
+        """Trials that were started and have not ended, then new ones."""
+        yield from [number for number, row in self.rows.items() if not row.has_ended]
+        yield from range(len(self.rows) + 1, self.header.num_trials + 1)
 
-    def asked(self, number: int) -> TrialAsked:
+    def parameters(self, number: int) -> dict[str, Value]:
         """The parameters of a trial; of a new one they are chosen now."""
-        for line in self.history:
-            if isinstance(line, TrialAsked) and line.trial == number:
-                return line
-        asked = self._proposals.ask(number)
-        self._append(asked)
-        return asked
+        if number not in self.rows:
+            asked = self._proposals.ask(number)
+            self._lines.append(asked, is_synced=True)
+            self.rows[number] = result.row_of(self.header, asked)
+        return self.rows[number].parameters
 
     def settle_metric(self, best: str | None) -> None:
         """The first trial says what the experiment's `best` is; None without validation data.
@@ -77,13 +76,11 @@ class SweepJournal:
         if self.header.metric is None:
             direction = direction_of(best, self.header.direction)
             self.header = msgspec.structs.replace(self.header, metric=best, direction=direction)
+            self._proposals.header = self.header
             atomic_files.write_json(self._folder.header, self.header)
-            self._proposals = Proposals(self.header, self.history, self._parallel)
 
-    def report(self, number: int, reports: dict[int, float | None], line: Validated) -> bool:
+    def report(self, number: int, line: Validated) -> bool:
         """Reports a validation; gives whether the pruner stops the trial.
-
-        reports: the values of the trial by step, to which this one is added.
 
         Raises:
             UsageError: unknown-metric.
@@ -95,26 +92,64 @@ class SweepJournal:
                 f"the experiment reports no metric `{metric}`.",
                 fix=nearest(metric, line.metrics),
             )
+        reports = self._reports.setdefault(number, {})
         # Validations after a checkpoint come again when a run is resumed.
         if line.step in reports:
             return False
         reports[line.step] = line.metrics[metric]
         return self._proposals.report(number, len(reports), reports[line.step])
 
-    def record(self, ended: TrialEnded) -> None:
-        """Records the end of a trial."""
-        self._append(self._proposals.tell(ended))
-        self.show(result.row_of(self.header, self.asked(ended.trial), ended))
+    def record(
+        self, number: int, status: EndStatus, run: Run | None, finding: Finding | None = None
+    ) -> None:
+        """Records the end of a trial.
 
-    def show(self, row: SweepTrial) -> None:
-        """How a trial stands now."""
-        self._rows[row.trial] = row
+        Args:
+            number: of the trial.
+            status: how it has ended; without a finite value it has failed.
+            run: of the trial; None if it cannot be read.
+            finding: why it has failed.
+
+        Raises:
+            RunFailed: sweep-trials-fail.
+        """
+        value = self._value(number)
+        if status == "finished" and value is None:
+            problem = f"`{self.header.metric}` was never finite."
+            finding = Finding(rule="nonfinite-loss", severity="error", problem=problem)
+            status = "failed"
+        ended = self._proposals.tell(
+            TrialEnded(
+                at=clock.now_s(),
+                trial=number,
+                status=status,
+                value=value,
+                reports=tuple(self._reports.pop(number, {}).values()),
+                finding=finding,
+                duration_s=sum(split_of(run).values()) or None if run is not None else None,
+            )
+        )
+        self._lines.append(ended, is_synced=True)
+        self.rows[number] = result.with_end(self.rows[number], ended)
+        result.refuse_equal_failures(self.header, list(self.rows.values()))
+
+    def show(
+        self,
+        number: int,
+        status: TrialStatus,
+        duration_s: float | None = None,
+        share: float | None = None,
+    ) -> None:
+        """Notes how a trial that has not ended stands; nothing is written."""
+        self.rows[number] = msgspec.structs.replace(
+            self.rows[number], status=status, value=self._value(number), duration_s=duration_s,
+            share=share,
+        )  # fmt: skip
 
     def sweep(self, *, is_final: bool = False) -> Sweep:
         """The sweep as it stands; at the end with the command and the importances."""
-        now = result.sweep_of(self._folder, self.header, self._rows.values())
+        now = result.sweep_of(self._folder, self.header, list(self.rows.values()))
         return result.with_best(now, self._proposals.importances()) if is_final else now
 
-    def _append(self, line: TrialLine) -> None:
-        self._lines.append(line, is_synced=True)
-        self.history.append(line)
+    def _value(self, number: int) -> float | None:
+        return result.best_value(self.header, self._reports.get(number, {}).values())

@@ -28,8 +28,11 @@ _STATES = {"finished": "COMPLETE", "pruned": "PRUNED", "stopped": "PRUNED", "fai
 class Proposals:
     """The trials of a sweep as Optuna sees them.
 
+    Its study minimizes: a metric to maximize is reported with its sign changed, since it
+    and its direction may be known only when the first trial has started.
+
     Args:
-        header: of the sweep.
+        header: of the sweep; replaced once its metric is known.
         lines: what has happened so far; trials that have not ended can be reported again.
         parallel: how many run at a time.
 
@@ -39,16 +42,16 @@ class Proposals:
 
     def __init__(self, header: SweepHeader, lines: Sequence[TrialLine], parallel: int = 1) -> None:
         self._optuna = _optuna()
-        self._header = header
+        self.header = header
         self._parallel = parallel
         self._grid = grid(header.space) if header.sampler == "grid" else []
-        self._space = {name: self._distribution(one) for name, one in header.space.items()}
         with _quiet(self._optuna):
+            # Optuna lowers a bound that no step reaches, with a warning.
+            self._space = {name: self._distribution(one) for name, one in header.space.items()}
             # By its name and the number of a trial, Hyperband chooses a bracket.
             self._study = self._optuna.create_study(
-                study_name=header.id, direction=header.direction or "minimize",
-                pruner=self._pruner(), sampler=self._sampler(0),
-            )  # fmt: skip
+                study_name=header.id, pruner=self._pruner(), sampler=self._sampler(0)
+            )
         self._trials: dict[int, Any] = {}
         ended = {line.trial: line for line in lines if isinstance(line, TrialEnded)}
         asked = {line.trial: line for line in lines if isinstance(line, TrialAsked)}
@@ -72,16 +75,13 @@ class Proposals:
         """
         trial = self._trials[number]
         with _quiet(self._optuna):
-            trial.report(nan if value is None else value, validation)
+            trial.report(self._cost(value), validation)
             return bool(trial.should_prune())
 
     def tell(self, line: TrialEnded) -> TrialEnded:
         """Reports the end of a trial; gives the line with what the pruner has noted of it."""
-        trial = self._trials.pop(line.trial)
-        state = getattr(self._optuna.trial.TrialState, _STATES[line.status])
-        value = line.value if line.status == "finished" else None
         with _quiet(self._optuna):
-            frozen = self._study.tell(trial, value, state)
+            frozen = self._study.tell(self._trials.pop(line.trial), *self._ending(line))
         noted = {name: one for name, one in frozen.system_attrs.items() if name != _GIVEN}
         return msgspec.structs.replace(line, state=noted)
 
@@ -92,9 +92,8 @@ class Proposals:
         computes without further packages.
         """
         complete = self._optuna.trial.TrialState.COMPLETE
-        values = {one.value for one in self._study.get_trials(deepcopy=False, states=(complete,))}
-        num_complete = len(self._study.get_trials(deepcopy=False, states=(complete,)))
-        if num_complete < _FEWEST_FOR_IMPORTANCE or len(values) < 2:
+        values = [one.value for one in self._study.get_trials(deepcopy=False, states=(complete,))]
+        if len(values) < _FEWEST_FOR_IMPORTANCE or len(set(values)) < 2:
             return {}
         importance = importlib.import_module("optuna.importance")
         with _quiet(self._optuna):
@@ -114,19 +113,26 @@ class Proposals:
         return {name: trial.params[name] for name in self._space}
 
     def _add(self, asked: TrialAsked, ended: TrialEnded) -> None:
-        reports = {at: nan if value is None else value for at, value in ended.reports.items()}
-        state = getattr(self._optuna.trial.TrialState, _STATES[ended.status])
-        value = ended.value if ended.status == "finished" else None
+        value, state = self._ending(ended)
+        reports = dict(enumerate(map(self._cost, ended.reports), 1))
         self._study.add_trial(self._optuna.trial.create_trial(
             state=state, value=value, params=asked.parameters, distributions=self._space,
             intermediate_values=reports, system_attrs=ended.state,
         ))  # fmt: skip
 
+    def _ending(self, line: TrialEnded) -> tuple[float | None, Any]:
+        """The cost and the state of a trial that has ended."""
+        state = getattr(self._optuna.trial.TrialState, _STATES[line.status])
+        return self._cost(line.value) if line.status == "finished" else None, state
+
+    def _cost(self, value: float | None) -> float:
+        return nan if value is None else self.header.cost(value)
+
     def _sampler(self, number: int) -> Any:
         """The sampler for one trial: it draws the same, whatever was drawn before."""
         samplers = self._optuna.samplers
-        seed = zlib.crc32(f"{self._header.training.seed or 0}/{number}".encode())
-        if self._header.sampler == "tpe":
+        seed = zlib.crc32(f"{self.header.training.seed or 0}/{number}".encode())
+        if self.header.sampler == "tpe":
             return samplers.TPESampler(seed=seed, constant_liar=self._parallel > 1)
         return samplers.RandomSampler(seed=seed)
 
@@ -136,7 +142,7 @@ class Proposals:
             "none": pruners.NopPruner, "median": pruners.MedianPruner,
             "halving": pruners.SuccessiveHalvingPruner, "hyperband": pruners.HyperbandPruner,
         }  # fmt: skip
-        return made[self._header.pruner]()
+        return made[self.header.pruner]()
 
     def _distribution(self, one: Range | Choices) -> Any:
         made = self._optuna.distributions

@@ -1,34 +1,20 @@
-"""How the trials of a sweep stand, and how each has ended: from its files and its runs."""
+"""How the trials of a sweep stand, from its files and its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.runs.sweep.proposals import Proposals
-from flatout.schema.finding import Finding
-from flatout.schema.run import Run
 from flatout.schema.suggested_command import command_line, show_command, train_command
-from flatout.schema.sweep import (
-    Sweep,
-    SweepHeader,
-    SweepTrial,
-    TrialAsked,
-    TrialEnded,
-    TrialLine,
-    best_of,
-)
-from flatout.system import clock, paths
+from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial, TrialAsked, TrialEnded, TrialLine
+from flatout.system import paths
 from flatout.system.store import sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
-from flatout.system.store.run_reader import split_of
 from flatout.system.store.sweep_folder import SweepFolder
 
-EndStatus = Literal["finished", "pruned", "stopped", "failed"]
 # So many trials that fail alike, before any has ended well, end the sweep.
 _FAILING_ALIKE = 3
 
@@ -56,45 +42,50 @@ def run_of(header: SweepHeader, trial: int) -> RunFolder:
 def rows_of(header: SweepHeader, history: Sequence[TrialLine]) -> list[SweepTrial]:
     """How each trial stands."""
     ended = {line.trial: line for line in history if isinstance(line, TrialEnded)}
-    asked = [line for line in history if isinstance(line, TrialAsked)]
+    rows = [row_of(header, line) for line in history if isinstance(line, TrialAsked)]
     return [
-        row_of(header, line, ended[line.trial]) if line.trial in ended else _open(header, line)
-        for line in asked
+        with_end(row, ended[row.trial]) if row.trial in ended else _with_run(row, header)
+        for row in rows
     ]
 
 
-def row_of(header: SweepHeader, asked: TrialAsked, ended: TrialEnded) -> SweepTrial:
-    """A trial that has ended."""
+def row_of(header: SweepHeader, asked: TrialAsked) -> SweepTrial:
+    """A trial that was not started yet."""
     return SweepTrial(
-        trial=asked.trial, run=header.run_id(asked.trial), parameters=asked.parameters,
-        status=ended.status, value=ended.value, duration_s=ended.duration_s, finding=ended.finding,
-    )  # fmt: skip
-
-
-def _open(header: SweepHeader, asked: TrialAsked) -> SweepTrial:
-    """A trial that has not ended: what its run says, if there is one."""
-    row = SweepTrial(
         trial=asked.trial, run=header.run_id(asked.trial), parameters=asked.parameters,
         status="interrupted",
     )  # fmt: skip
+
+
+def with_end(row: SweepTrial, ended: TrialEnded) -> SweepTrial:
+    """A trial that has ended."""
+    return msgspec.structs.replace(
+        row, status=ended.status, value=ended.value, duration_s=ended.duration_s, share=None,
+        finding=ended.finding,
+    )  # fmt: skip
+
+
+def _with_run(row: SweepTrial, header: SweepHeader) -> SweepTrial:
+    """A trial that has not ended, with what its run says, if there is one."""
     try:
-        run = read_run(run_of(header, asked.trial))
+        run = read_run(run_of(header, row.trial))
     except FlatoutError:
         return row
     values = [line.metrics.get(header.metric or "") for line in run.validations]
-    return msgspec.structs.replace(
-        row,
-        status="running" if run.status == "running" else "interrupted",
-        value=best_value(header, values),
-    )
+    status = "running" if run.status == "running" else "interrupted"
+    return msgspec.structs.replace(row, status=status, value=best_value(header, values))
 
 
-def sweep_of(folder: SweepFolder, header: SweepHeader, rows: Iterable[SweepTrial]) -> Sweep:
-    """A sweep, with the number of its best trial."""
-    trials = tuple(sorted(rows, key=lambda row: row.trial))
+def sweep_of(folder: SweepFolder, header: SweepHeader, rows: Sequence[SweepTrial]) -> Sweep:
+    """A sweep, with the number of the first of its best trials."""
+    best = min(
+        ((header.cost(row.value), row.trial) for row in rows
+         if row.status == "finished" and row.value is not None),
+        default=None,
+    )  # fmt: skip
     return Sweep(
-        id=header.id, folder=str(folder.path), header=header, trials=trials,
-        best=best_of(header, trials),
+        id=header.id, folder=str(folder.path), header=header, trials=tuple(rows),
+        best=best[1] if best is not None else None,
     )  # fmt: skip
 
 
@@ -112,53 +103,24 @@ def with_best(sweep: Sweep, importances: dict[str, float]) -> Sweep:
 
 def best_value(header: SweepHeader, values: Iterable[float | None]) -> float | None:
     """The best of the values of the metric; None if none is finite."""
-    best: float | None = None
-    for value in values:
-        if value is not None and header.better(value, best):
-            best = value
-    return best
+    return min((value for value in values if value is not None), key=header.cost, default=None)
 
 
-def end(
-    header: SweepHeader,
-    trial: int,
-    status: EndStatus,
-    run: Run | None,
-    finding: Finding | None = None,
-) -> TrialEnded:
-    """The end of a trial, with what its run has reported."""
-    lines = run.validations if run is not None else ()
-    values = [line.metrics.get(header.metric or "") for line in lines]
-    value = best_value(header, values)
-    if status == "finished" and value is None:
-        status = "failed"
-        finding = Finding(
-            rule="nonfinite-loss", severity="error", problem=f"`{header.metric}` was never finite."
-        )
-    return TrialEnded(
-        at=clock.now_s(),
-        trial=trial,
-        status=status,
-        value=value,
-        reports=dict(enumerate(values, 1)),
-        finding=finding,
-        duration_s=sum(split_of(run).values()) or None if run is not None else None,
-    )
+def refuse_equal_failures(header: SweepHeader, rows: Sequence[SweepTrial]) -> None:
+    """Ends a sweep whose first trials have failed the same way.
 
-
-def all_fail(header: SweepHeader, history: Sequence[TrialLine]) -> RunFailed | None:
-    """The error that ends a sweep whose first trials have failed alike."""
-    ended = [line for line in history if isinstance(line, TrialEnded)]
-    rules = {line.finding.rule if line.finding else None for line in ended}
+    Raises:
+        RunFailed: sweep-trials-fail.
+    """
+    ended = [row for row in rows if row.has_ended]
+    rules = {row.finding.rule if row.finding else None for row in ended}
     last = ended[-1].finding if ended else None
     if len(ended) != _FAILING_ALIKE or len(rules) > 1 or last is None:
-        return None
-    if ended[0].status != "failed":
-        return None
+        return
     run = run_of(header, ended[-1].trial).path
-    look = show_command(run.name) if Path(run).exists() else f"flatout explain {last.rule}"
+    look = show_command(run.name) if run.exists() else f"flatout explain {last.rule}"
     resume = command_line(["flatout", "sweep", "--resume", header.id])
-    return RunFailed(
+    raise RunFailed(
         "sweep-trials-fail",
         f"the first {_FAILING_ALIKE} trials of {header.id} failed the same way.",
         because=f"{last.problem} {last.because}" if last.because else last.problem,
@@ -166,10 +128,16 @@ def all_fail(header: SweepHeader, history: Sequence[TrialLine]) -> RunFailed | N
     )
 
 
-def nothing_finished(sweep: Sweep) -> RunFailed:
-    """The error of a sweep at whose end there is no best trial."""
+def refuse_no_result(sweep: Sweep) -> None:
+    """Ends a sweep without a best trial.
+
+    Raises:
+        RunFailed: sweep-trials-fail.
+    """
+    if sweep.best is not None:
+        return
     findings = [one.finding for one in sweep.trials if one.finding is not None]
-    return RunFailed(
+    raise RunFailed(
         "sweep-trials-fail",
         f"no trial of {sweep.id} has finished.",
         because=findings[-1].problem if findings else "all of them were stopped",

@@ -162,12 +162,6 @@ def _range(parameter: Parameter, low_text: str, high_text: str, rest: str) -> Ra
         )
     if is_int and not is_log:
         step = step or 1
-    made = Range(low=low, high=high, step=step, is_log=is_log, is_int=is_int)
-    if step is None:
-        return made
-    # Optuna wants a bound that is reached.
-    last = Decimal(str(low)) + (num_values(made) - 1) * Decimal(str(step))
-    high = int(last) if is_int else float(last)
     return Range(low=low, high=high, step=step, is_log=is_log, is_int=is_int)
 
 

@@ -8,10 +8,10 @@ lock          held by the command that carries it out
 
 from __future__ import annotations
 
-import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -21,8 +21,6 @@ from flatout.schema.sweep import FORMAT, SweepHeader, TrialLine
 from flatout.system import atomic_files
 from flatout.system.paths import sweeps_folder
 
-T = TypeVar("T")
-
 
 class SweepFolder:
     """The paths of one sweep."""
@@ -31,46 +29,49 @@ class SweepFolder:
         self.path = path
         self.header = path / "sweep.json"
         self.trials = path / "trials.jsonl"
-        self.plots = path / "plots"
 
-    def lock(self) -> atomic_files.FileLock:
-        """The lock that the command which carries it out must hold."""
-        return atomic_files.FileLock(self.path / "lock")
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock that the command which carries it out needs.
+
+        Raises:
+            UsageError: sweep-in-use.
+        """
+        lock = atomic_files.FileLock(self.path / "lock")
+        if not lock.acquire():
+            show = command_line(["flatout", "sweep", "show", self.path.name])
+            raise UsageError(
+                "sweep-in-use",
+                f"sweep {self.path.name} is being carried out by another command.",
+                fix=f"wait for it, or stop it with Ctrl-C; look at it: {show}",
+            )
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 class _Format(msgspec.Struct, frozen=True):
     format: int = 0
 
 
-def create_sweep(header: SweepHeader) -> SweepFolder:
-    """Makes the folder of a new sweep; its id must be free.
+def new_sweep(sweep_id: str) -> SweepFolder:
+    """Makes the folder of a new sweep; without its header, which a kill may prevent, it is none.
 
     Raises:
         UsageError: sweep-exists.
     """
-    path = sweeps_folder() / header.id
-    resume = command_line(["flatout", "sweep", "--resume", header.id])
-    taken = UsageError(
-        "sweep-exists",
-        f"a sweep named `{header.id}` already exists.",
-        fix=f"choose another --name, or resume it: {resume}",
-    )
-    with atomic_files.mapped_os_errors(path):
-        if path.exists():
-            raise taken
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Made under a hidden name: a folder that is called by an id holds its header, always.
-        new = atomic_files.hidden_path(path)
-        new.mkdir()
-        try:
-            atomic_files.write_json(SweepFolder(new).header, header)
-            atomic_files.move_into_place(new, path)
-        except BaseException as error:
-            shutil.rmtree(new, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                raise taken from error
-            raise
-    return SweepFolder(path)
+    folder = SweepFolder(sweeps_folder() / sweep_id)
+    with atomic_files.mapped_os_errors(folder.path):
+        if folder.header.exists():
+            resume = command_line(["flatout", "sweep", "--resume", sweep_id])
+            raise UsageError(
+                "sweep-exists",
+                f"a sweep named `{sweep_id}` already exists.",
+                fix=f"choose another --name, or resume it: {resume}",
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def sweep_paths() -> list[Path]:
@@ -111,7 +112,8 @@ def read_header(folder: SweepFolder) -> SweepHeader:
     Raises:
         UsageError: sweep-of-another-version; RunFailed: sweep-damaged.
     """
-    found = _read(folder, folder.header, _Format).format
+    with _damage_named(folder):
+        found = atomic_files.read_json(folder.header, _Format).format
     if found != FORMAT:
         raise UsageError(
             "sweep-of-another-version",
@@ -119,7 +121,8 @@ def read_header(folder: SweepFolder) -> SweepHeader:
             because=f"its files have format {found}; this version reads {FORMAT}",
             fix="continue it with that version, or start a new sweep",
         )
-    return _read(folder, folder.header, SweepHeader)
+    with _damage_named(folder):
+        return atomic_files.read_json(folder.header, SweepHeader)
 
 
 def read_trials(folder: SweepFolder) -> list[TrialLine]:
@@ -128,10 +131,8 @@ def read_trials(folder: SweepFolder) -> list[TrialLine]:
     Raises:
         RunFailed: sweep-damaged.
     """
-    try:
+    with _damage_named(folder):
         lines: list[TrialLine] = atomic_files.read_lines(folder.trials, TrialLine)
-    except RunFailed as error:
-        raise _damaged(folder, error) from error
     return lines
 
 
@@ -141,20 +142,16 @@ def remove_sweep(folder: SweepFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _read(folder: SweepFolder, path: Path, kind: type[T]) -> T:
+@contextmanager
+def _damage_named(folder: SweepFolder) -> Iterator[None]:
     try:
-        return atomic_files.read_json(path, kind)
+        yield
     except RunFailed as error:
-        raise _damaged(folder, error) from error
-
-
-def _damaged(folder: SweepFolder, error: RunFailed) -> RunFailed:
-    name = folder.path.name
-    where = f"{error.problem} {error.because}" if error.because else error.problem
-    runs = command_line(["flatout", "runs", "--where", f"sweep={name}"])
-    return RunFailed(
-        "sweep-damaged",
-        f"the files of sweep {name} cannot be read.",
-        because=where,
-        fix=f"restore them from a copy, or start a new sweep; its trials are runs: {runs}",
-    )
+        name = folder.path.name
+        runs = command_line(["flatout", "runs", "--where", f"sweep={name}"])
+        raise RunFailed(
+            "sweep-damaged",
+            f"the files of sweep {name} cannot be read.",
+            because=f"{error.problem} {error.because}" if error.because else error.problem,
+            fix=f"restore them from a copy, or start a new sweep; its trials are runs: {runs}",
+        ) from error
