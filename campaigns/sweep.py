@@ -157,9 +157,9 @@ def difference(sweeps: Sweeps, num_trials: int) -> str | None:
         first = next(pair for pair in zip(*rows, strict=True) if pair[0] != pair[1])
         return f"a trial differs: {first}"
     lines = (Path(other["folder"]) / "trials.jsonl").read_text().splitlines()
-    kinds = [(line["kind"], line["trial"]) for line in map(json.loads, lines)]
-    if len(kinds) != 2 * num_trials or len(set(kinds)) != len(kinds):
-        return f"trials.jsonl has {len(kinds)} lines for {num_trials} trials"
+    stands = [(line["status"], line["trial"]) for line in map(json.loads, lines)]
+    if len(stands) != 2 * num_trials or len(set(stands)) != len(stands):
+        return f"trials.jsonl has {len(stands)} lines for {num_trials} trials"
     runs = sorted(path.name for path in (sweeps.state / "runs").glob("killed-*"))
     if runs != sorted(one["run"] for one in other["trials"]):
         return f"the runs are {runs}"

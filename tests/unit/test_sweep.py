@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from flatout.schema.experiment_spec import Value
 from flatout.schema.run_lines import Event, Started
 from flatout.schema.sweep import (
     Choices,
     Range,
     SweepHeader,
-    TrialAsked,
-    TrialEnded,
-    TrialLine,
+    SweepTrial,
     direction_of,
 )
 from flatout.schema.train_request import TrainRequest
@@ -62,8 +61,10 @@ class Sweeping:
         trials: list[dict[str, Any]] = json.loads(done.stdout)["sweep"]["trials"]
         return trials
 
-    def lines(self) -> list[TrialLine]:
-        lines: list[TrialLine] = atomic_files.read_lines(self.folder / "trials.jsonl", TrialLine)
+    def lines(self, name: str = "s") -> list[SweepTrial]:
+        """The lines of `trials.jsonl`: two for each trial that has ended."""
+        path = self.folder.with_name(name) / "trials.jsonl"
+        lines: list[SweepTrial] = atomic_files.read_lines(path, SweepTrial)
         return lines
 
     def kill_at(self, when: Callable[[], bool], *arguments: str) -> None:
@@ -73,11 +74,13 @@ class Sweeping:
         process.kill()
         process.communicate()
 
-    def num(self, kind: type) -> int:
-        """How many lines of that kind there are."""
-        if not (self.folder / "trials.jsonl").exists():
-            return 0
-        return sum(isinstance(line, kind) for line in self.lines())
+    def num_started(self) -> int:
+        """How many trials have their parameters."""
+        return len({line.trial for line in self.lines()})
+
+    def num_ended(self) -> int:
+        """How many trials have ended."""
+        return sum(line.has_ended for line in self.lines())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -128,7 +131,7 @@ def test_sweep_ends_when_the_first_three_fail_alike(sweeping: Sweeping) -> None:
     assert done.returncode == 1
     assert "the first 3 trials of s failed the same way" in done.stderr
     assert "flatout explain sweep-trials-fail" in done.stderr
-    assert sweeping.num(TrialAsked) == 3
+    assert sweeping.num_started() == 3
 
 
 @needs_optuna
@@ -147,21 +150,22 @@ def test_killed_sweep_has_the_same_trials_when_resumed(
         "--sampler", sampler, "--trials", "4", "--seed", "7",
     )  # fmt: skip
     assert sweeping.run(*request, "--name", "whole").returncode == 0
-    sweeping.kill_at(lambda: sweeping.num(TrialEnded) == 1, *request, "--name", "s")
+    sweeping.kill_at(lambda: sweeping.num_ended() == 1, *request, "--name", "s")
     # As a kill in the middle of a write leaves it.
     with open(sweeping.folder / "trials.jsonl", "ab") as file:
         file.write(b'{"kind": "asked", "at": 17')
-    sweeping.kill_at(lambda: sweeping.num(TrialAsked) == 3, "--resume", "s")
+    sweeping.kill_at(lambda: sweeping.num_started() == 3, "--resume", "s")
     done = sweeping.run("--resume", "s")
     assert done.returncode == 0, done.stderr
-    whole = atomic_files.read_lines(sweeping.folder.parent / "whole" / "trials.jsonl", TrialLine)
-    for kind in (TrialAsked, TrialEnded):
-        seen = [msgspec.structs.asdict(line) for line in sweeping.lines() if type(line) is kind]
-        wanted = [msgspec.structs.asdict(line) for line in whole if type(line) is kind]
-        for line in (*seen, *wanted):
-            line.pop("at")
-            line.pop("duration_s", None)
-        assert seen == wanted
+    assert [facts(line) for line in sweeping.lines()] == [
+        facts(line) for line in sweeping.lines("whole")
+    ]
+
+
+def facts(line: SweepTrial) -> dict[str, Any]:
+    """All of a line but its times and the name of its sweep."""
+    known = msgspec.structs.asdict(line)
+    return {name: known[name] for name in known if name not in ("at", "duration_s", "run")}
 
 
 @needs_optuna
@@ -211,7 +215,7 @@ def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
     trials = sweeping.trials()
     # The second is compared with none: the first was over before there was anything to compare.
     assert [one["status"] for one in trials] == ["finished", "finished", "pruned"]
-    (pruned,) = [line for line in sweeping.lines() if line.trial == 3 and type(line) is TrialEnded]
+    (pruned,) = [line for line in sweeping.lines() if line.trial == 3 and line.has_ended]
     assert len(pruned.reports) == 1
     events = (sweeping.cli.runs / "s-003" / "events.jsonl").read_text()
     assert '"stopped"' in events
@@ -221,8 +225,8 @@ def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
 def test_trials_run_in_parallel(sweeping: Sweeping) -> None:
     request = ("-s", "size=1..4", "-s", "pause=0.1", "--parallel", "3", "--sampler", "grid")
     assert sweeping.run(*request, "--name", "s").returncode == 0
-    kinds = [type(line) for line in sweeping.lines()]
-    assert kinds[:3] == [TrialAsked] * 3 and kinds.count(TrialEnded) == 4
+    assert [line.has_ended for line in sweeping.lines()[:3]] == [False] * 3
+    assert sweeping.num_ended() == 4
 
 
 @needs_optuna
@@ -265,9 +269,11 @@ def test_damaged_or_foreign_files_are_named(sweeping: Sweeping) -> None:
     assert sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s").returncode == 0
     header, trials = sweeping.folder / "sweep.json", sweeping.folder / "trials.jsonl"
     whole = header.read_text()
-    trials.write_bytes(b'{"kind": "nonsense"}\n' + trials.read_bytes())
-    done = sweeping.run("--resume", "s")
-    assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
+    lines = trials.read_bytes()
+    for damaged in (b'{"kind": "nonsense"}\n' + lines, lines.split(b"\n", 2)[2]):
+        trials.write_bytes(damaged)
+        done = sweeping.run("--resume", "s")
+        assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
     header.write_text(whole.replace('"format": 1', '"format": 2'))
     done = sweeping.run("--resume", "s")
     assert done.returncode == 2 and "flatout explain sweep-of-another-version" in done.stderr
@@ -293,11 +299,11 @@ def test_sweep_is_carried_out_once_and_with_the_same_code(sweeping: Sweeping) ->
 def test_sweep_ends_when_its_file_changes_while_it_runs(sweeping: Sweeping) -> None:
     request = ("-s", "size=1..9", "-s", "pause=0.1", "--sampler", "grid", "--name", "s")
     process = sweeping.cli.start(*sweeping.words(*request))
-    wait_for(lambda: sweeping.num(TrialEnded) > 0)
+    wait_for(lambda: sweeping.num_ended() > 0)
     sweeping.file.write_text(EXPERIMENT + "# changed\n")
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2 and "flatout explain experiment-changed" in stderr
-    assert sweeping.num(TrialEnded) < 9
+    assert sweeping.num_ended() < 9
     sweeping.file.write_text(EXPERIMENT)
     assert sweeping.run("--resume", "s").returncode == 0
     assert [one["status"] for one in sweeping.trials()] == ["finished"] * 9
@@ -353,25 +359,30 @@ HEADER = SweepHeader(
 )  # fmt: skip
 
 
-def ended(asked: TrialAsked) -> TrialEnded:
-    """A trial whose loss depends on its learning rate alone."""
-    lr = asked.parameters["lr"]
+def chosen(number: int, parameters: dict[str, Value]) -> SweepTrial:
+    """A trial that has not started."""
+    return SweepTrial(at=0.0, trial=number, run=HEADER.run_id(number), parameters=parameters)
+
+
+def ended(one: SweepTrial, value: float | None = None) -> SweepTrial:
+    """A trial that has finished; by default with a loss that depends on its learning rate alone."""
+    lr = one.parameters["lr"]
     assert isinstance(lr, float)
-    value = abs(lr - 0.01)
-    return TrialEnded(at=1.0, trial=asked.trial, status="finished", value=value, reports=(value,))
+    value = abs(lr - 0.01) if value is None else value
+    return msgspec.structs.replace(one, status="finished", value=value, reports=(value,))
 
 
 @needs_optuna
 def test_proposals_are_the_same_when_built_again_for_each_trial() -> None:
     from flatout.runs.sweep.proposals import Proposals
 
-    history: list[TrialLine] = []
+    trials: list[SweepTrial] = []
     once = Proposals(HEADER, ())
     for number in range(1, 16):
-        again = Proposals(HEADER, history)
-        asked = once.ask(number)
-        assert again.ask(number).parameters == asked.parameters
-        history += [asked, once.tell(ended(asked))]
+        again = Proposals(HEADER, trials)
+        parameters = once.ask(number)
+        assert again.ask(number) == parameters
+        trials.append(once.tell(ended(chosen(number, parameters))))
     assert again.importances() == {} or max(again.importances().values()) <= 1
 
 
@@ -380,19 +391,19 @@ def test_proposals_are_the_same_when_built_again_for_each_trial() -> None:
 def test_search_goes_where_the_metric_is_better(direction: str) -> None:
     from flatout.runs.sweep.proposals import Proposals
 
-    # As a sweep begins: its metric is known once the first trial has been asked for.
+    # As a sweep starts: its metric is known once the first trial has its parameters.
     known = msgspec.structs.replace(HEADER, metric="score", direction=direction)
-    history: list[TrialLine] = []
     proposals = Proposals(msgspec.structs.replace(known, metric=None, direction=None), ())
+    trials: list[SweepTrial] = []
     for number in range(1, 41):
-        asked = proposals.ask(number)
+        one = chosen(number, proposals.ask(number))
         proposals.header = known
-        width = float(asked.parameters["width"] or 0)
-        end = TrialEnded(at=1.0, trial=number, status="finished", value=width, reports=(width,))
-        history += [asked, proposals.tell(end)]
-    again = Proposals(known, history)
-    widths = [again.ask(number).parameters["width"] for number in range(41, 46)]
-    assert sum(map(float, widths)) / 5 < 24 if direction == "minimize" else min(widths) > 40
+        width = one.parameters["width"]
+        assert isinstance(width, int)
+        trials.append(proposals.tell(ended(one, float(width))))
+    again = Proposals(known, trials)
+    widths = [int(again.ask(number)["width"] or 0) for number in range(41, 46)]
+    assert max(widths) < 40 if direction == "minimize" else min(widths) > 32
 
 
 @needs_optuna
@@ -403,7 +414,7 @@ def test_parameter_that_decides_is_the_most_important() -> None:
     proposals = Proposals(header, ())
     assert proposals.importances() == {}
     for number in range(1, 31):
-        proposals.tell(ended(proposals.ask(number)))
+        proposals.tell(ended(chosen(number, proposals.ask(number))))
     shares = proposals.importances()
     assert next(iter(shares)) == "lr" and sum(shares.values()) == pytest.approx(1)
 
@@ -418,11 +429,11 @@ def test_sweep_is_drawn(tmp_path: Path) -> None:
     from flatout.runs.sweep.proposals import Proposals
     from flatout.system.store.sweep_folder import SweepFolder
 
-    proposals, rows = Proposals(HEADER, ()), []
-    for number in range(1, 9):
-        asked = proposals.ask(number)
-        rows.append(result.with_end(result.row_of(HEADER, asked), proposals.tell(ended(asked))))
-    sweep = result.sweep_of(SweepFolder(tmp_path), HEADER, rows)
+    proposals = Proposals(HEADER, ())
+    trials = [
+        proposals.tell(ended(chosen(number, proposals.ask(number)))) for number in range(1, 9)
+    ]
+    sweep = result.sweep_of(SweepFolder(tmp_path), HEADER, trials)
     sweep = msgspec.structs.replace(sweep, importances=proposals.importances())
     drawn = draw_sweep(sweep)
     assert [path.name for path in drawn] == ["importances.png", "parallel.png"]

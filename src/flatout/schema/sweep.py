@@ -1,7 +1,7 @@
 """A sweep: trainings of one experiment with other parameters, the best of which is looked for.
 
-Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`, one line when the parameters of a
-trial were chosen and one when it has ended. The trials themselves are runs.
+Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`: a line (SweepTrial) when the parameters
+of a trial were chosen, and one when it has ended. The trials themselves are runs.
 """
 
 from __future__ import annotations
@@ -131,45 +131,23 @@ def direction_of(metric: str, given: Direction | None) -> Direction:
     return given or ("minimize" if is_smaller_better(metric) else "maximize")
 
 
-class TrialAsked(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The parameters of a trial are chosen; its run is created next."""
-
-    at: float
-    trial: int
-    parameters: dict[str, Value]
-
-
-class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ended"):
-    """A trial has ended, and is not continued.
-
-    value: of the metric, the best of its validations. reports: the metric of each validation.
-    state: what the pruner has noted. duration_s: how long it has trained.
-    """
-
-    at: float
-    trial: int
-    status: EndStatus
-    value: float | None = None
-    reports: tuple[float | None, ...] = ()
-    state: dict[str, Any] = {}
-    finding: Finding | None = None
-    duration_s: float | None = None
-
-
-TrialLine = TrialAsked | TrialEnded
-
-
 class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial as it stands. value: of the metric, the best of its validations so far.
+    """A trial: as a line of `trials.jsonl`, or as it stands.
 
-    share: of its training that is done, if it is running and that is known.
+    at: when its parameters were chosen, or when it ended. run: its id. value: of the metric, the
+    best of its validations so far. reports: the metric of each validation, once it has ended.
+    state: what the pruner has noted. duration_s: how long it has trained. share: of its training
+    that is done, if it is running and that is known.
     """
 
+    at: float
     trial: int
     run: str
     parameters: dict[str, Value]
-    status: TrialStatus
+    status: TrialStatus = "interrupted"
     value: float | None = None
+    reports: tuple[float | None, ...] = ()
+    state: dict[str, Any] = {}
     duration_s: float | None = None
     share: float | None = None
     finding: Finding | None = None

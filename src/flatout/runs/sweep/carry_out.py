@@ -73,10 +73,10 @@ def carry_out(
             journal = SweepJournal(folder, header, request.parallel)
             yield from _Loop(journal, gpus, begin, interrupts).run()
     except UsageError:
-        rows = journal.rows if request.resume is None and journal is not None else None
+        trials = journal.trials if request.resume is None and journal is not None else None
         # As after any start that was refused, nothing is left.
-        if rows is not None and not any(row.has_ended for row in rows.values()):
-            for number in rows:
+        if trials is not None and not any(one.has_ended for one in trials.values()):
+            for number in trials:
                 run = result.run_of(header, number)
                 if run.header.exists() and _is_own(run, header, number):
                     run_folder.remove_run(run)
@@ -270,9 +270,9 @@ class _Loop:
 
     def _stop_pruned(self) -> None:
         """Where a command line was killed, its pruned trial may not have been asked to stop."""
-        for number, row in self.journal.rows.items():
+        for number, one in self.journal.trials.items():
             folder = result.run_of(self.journal.header, number)
-            if row.status == "pruned" and folder.is_in_use():
+            if one.status == "pruned" and folder.is_in_use():
                 folder.request_stop()
 
     def _start(self, number: int, num_restarts: int = 0) -> None:

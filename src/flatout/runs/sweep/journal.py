@@ -17,12 +17,11 @@ from flatout.schema.sweep import (
     EndStatus,
     Sweep,
     SweepHeader,
-    TrialEnded,
+    SweepTrial,
     TrialStatus,
     direction_of,
 )
 from flatout.system import atomic_files, clock
-from flatout.system.store import sweep_folder
 from flatout.system.store.run_reader import split_of
 from flatout.system.store.sweep_folder import SweepFolder
 
@@ -30,15 +29,14 @@ from flatout.system.store.sweep_folder import SweepFolder
 class SweepJournal:
     """A sweep that is being carried out; its lock must be held.
 
-    header: as it is now. rows: its trials, by number.
+    header: as it is now. trials: by number, as they stand.
     """
 
     def __init__(self, folder: SweepFolder, header: SweepHeader, parallel: int) -> None:
         self.header = header
-        history = sweep_folder.read_trials(folder)
-        self.rows = {row.trial: row for row in result.rows_of(header, history)}
+        self.trials = result.trials_of(folder, header)
         self._folder = folder
-        self._proposals = Proposals(header, history, parallel)
+        self._proposals = Proposals(header, self.trials.values(), parallel)
         # Of the trials that have not ended: the metric by step.
         self._reports: dict[int, dict[int, float | None]] = {}
         atomic_files.write_json(folder.header, header)
@@ -50,16 +48,22 @@ class SweepJournal:
 
     def numbers(self) -> Iterator[int]:
         """Trials that were started and have not ended, then new ones."""
-        yield from [number for number, row in self.rows.items() if not row.has_ended]
-        yield from range(len(self.rows) + 1, self.header.num_trials + 1)
+        yield from [number for number, one in self.trials.items() if not one.has_ended]
+        yield from range(len(self.trials) + 1, self.header.num_trials + 1)
 
     def parameters(self, number: int) -> dict[str, Value]:
         """The parameters of a trial; of a new one they are chosen now."""
-        if number not in self.rows:
-            asked = self._proposals.ask(number)
-            self._lines.append(asked, is_synced=True)
-            self.rows[number] = result.row_of(self.header, asked)
-        return self.rows[number].parameters
+        if number not in self.trials:
+            parameters = self._proposals.ask(number)
+            self._write(
+                SweepTrial(
+                    at=clock.now_s(),
+                    trial=number,
+                    run=self.header.run_id(number),
+                    parameters=parameters,
+                )
+            )
+        return self.trials[number].parameters
 
     def settle_metric(self, best: str | None) -> None:
         """The first trial says what the experiment's `best` is; None without validation data.
@@ -118,20 +122,18 @@ class SweepJournal:
             problem = f"`{self.header.metric}` was never finite."
             finding = Finding(rule="nonfinite-loss", severity="error", problem=problem)
             status = "failed"
-        ended = self._proposals.tell(
-            TrialEnded(
-                at=clock.now_s(),
-                trial=number,
-                status=status,
-                value=value,
-                reports=tuple(self._reports.pop(number, {}).values()),
-                finding=finding,
-                duration_s=sum(split_of(run).values()) or None if run is not None else None,
-            )
+        ended = msgspec.structs.replace(
+            self.trials[number],
+            at=clock.now_s(),
+            status=status,
+            value=value,
+            reports=tuple(self._reports.pop(number, {}).values()),
+            duration_s=sum(split_of(run).values()) or None if run is not None else None,
+            share=None,
+            finding=finding,
         )
-        self._lines.append(ended, is_synced=True)
-        self.rows[number] = result.with_end(self.rows[number], ended)
-        result.refuse_equal_failures(self.header, list(self.rows.values()))
+        self._write(self._proposals.tell(ended))
+        result.refuse_equal_failures(self.header, self.trials.values())
 
     def show(
         self,
@@ -141,15 +143,19 @@ class SweepJournal:
         share: float | None = None,
     ) -> None:
         """Notes how a trial that has not ended stands; nothing is written."""
-        self.rows[number] = msgspec.structs.replace(
-            self.rows[number], status=status, value=self._value(number), duration_s=duration_s,
+        self.trials[number] = msgspec.structs.replace(
+            self.trials[number], status=status, value=self._value(number), duration_s=duration_s,
             share=share,
         )  # fmt: skip
 
     def sweep(self, *, is_final: bool = False) -> Sweep:
         """The sweep as it stands; at the end with the command and the importances."""
-        now = result.sweep_of(self._folder, self.header, list(self.rows.values()))
+        now = result.sweep_of(self._folder, self.header, self.trials.values())
         return result.with_best(now, self._proposals.importances()) if is_final else now
 
     def _value(self, number: int) -> float | None:
         return result.best_value(self.header, self._reports.get(number, {}).values())
+
+    def _write(self, one: SweepTrial) -> None:
+        self._lines.append(one, is_synced=True)
+        self.trials[one.trial] = one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import nan
 from typing import Any
@@ -15,8 +15,7 @@ import msgspec
 from flatout.errors import UsageError
 from flatout.runs.sweep.space import grid
 from flatout.schema.experiment_spec import Value
-from flatout.schema.sweep import Choices, Range, SweepHeader, TrialAsked, TrialEnded, TrialLine
-from flatout.system.clock import now_s
+from flatout.schema.sweep import Choices, Range, SweepHeader, SweepTrial
 
 # Below it, Optuna counts every parameter as important as any other.
 _FEWEST_FOR_IMPORTANCE = 4
@@ -33,14 +32,16 @@ class Proposals:
 
     Args:
         header: of the sweep; replaced once its metric is known.
-        lines: what has happened so far; trials that have not ended can be reported again.
+        trials: by number; those that have not ended can be reported again.
         parallel: how many run at a time.
 
     Raises:
         UsageError: optuna-not-installed, bad-sweep-range.
     """
 
-    def __init__(self, header: SweepHeader, lines: Sequence[TrialLine], parallel: int = 1) -> None:
+    def __init__(
+        self, header: SweepHeader, trials: Iterable[SweepTrial], parallel: int = 1
+    ) -> None:
         self._optuna = _optuna()
         self.header = header
         self._parallel = parallel
@@ -53,20 +54,16 @@ class Proposals:
                 study_name=header.id, pruner=self._pruner(), sampler=self._sampler(0)
             )
         self._trials: dict[int, Any] = {}
-        ended = {line.trial: line for line in lines if isinstance(line, TrialEnded)}
-        asked = {line.trial: line for line in lines if isinstance(line, TrialAsked)}
         # Optuna numbers them in this order.
-        for number in sorted(asked):
-            if number in ended:
-                self._add(asked[number], ended[number])
+        for one in trials:
+            if one.has_ended:
+                self._add(one)
             else:
-                self._ask(number, asked[number].parameters)
+                self._ask(one.trial, one.parameters)
 
-    def ask(self, number: int) -> TrialAsked:
+    def ask(self, number: int) -> dict[str, Value]:
         """Chooses the parameters of a new trial, the next by number."""
-        given = self._grid[number - 1] if self._grid else None
-        parameters = self._ask(number, given)
-        return TrialAsked(at=now_s(), trial=number, parameters=parameters)
+        return self._ask(number, self._grid[number - 1] if self._grid else None)
 
     def report(self, number: int, validation: int, value: float | None) -> bool:
         """Reports the metric of a trial's validation, from 1 on; gives whether to stop it.
@@ -78,12 +75,12 @@ class Proposals:
             trial.report(self._cost(value), validation)
             return bool(trial.should_prune())
 
-    def tell(self, line: TrialEnded) -> TrialEnded:
-        """Reports the end of a trial; gives the line with what the pruner has noted of it."""
+    def tell(self, one: SweepTrial) -> SweepTrial:
+        """Reports the end of a trial; gives it with what the pruner has noted."""
         with _quiet(self._optuna):
-            frozen = self._study.tell(self._trials.pop(line.trial), *self._ending(line))
-        noted = {name: one for name, one in frozen.system_attrs.items() if name != _GIVEN}
-        return msgspec.structs.replace(line, state=noted)
+            frozen = self._study.tell(self._trials.pop(one.trial), *self._ending(one))
+        noted = {name: note for name, note in frozen.system_attrs.items() if name != _GIVEN}
+        return msgspec.structs.replace(one, state=noted)
 
     def importances(self) -> dict[str, float]:
         """The share of each parameter in what makes a trial good; empty if too few have ended.
@@ -112,18 +109,18 @@ class Proposals:
         self._trials[number] = trial
         return {name: trial.params[name] for name in self._space}
 
-    def _add(self, asked: TrialAsked, ended: TrialEnded) -> None:
-        value, state = self._ending(ended)
-        reports = dict(enumerate(map(self._cost, ended.reports), 1))
+    def _add(self, one: SweepTrial) -> None:
+        value, state = self._ending(one)
         self._study.add_trial(self._optuna.trial.create_trial(
-            state=state, value=value, params=asked.parameters, distributions=self._space,
-            intermediate_values=reports, system_attrs=ended.state,
+            state=state, value=value, params=one.parameters, distributions=self._space,
+            intermediate_values=dict(enumerate(map(self._cost, one.reports), 1)),
+            system_attrs=one.state,
         ))  # fmt: skip
 
-    def _ending(self, line: TrialEnded) -> tuple[float | None, Any]:
+    def _ending(self, one: SweepTrial) -> tuple[float | None, Any]:
         """The cost and the state of a trial that has ended."""
-        state = getattr(self._optuna.trial.TrialState, _STATES[line.status])
-        return self._cost(line.value) if line.status == "finished" else None, state
+        state = getattr(self._optuna.trial.TrialState, _STATES[one.status])
+        return self._cost(one.value) if one.status == "finished" else None, state
 
     def _cost(self, value: float | None) -> float:
         return nan if value is None else self.header.cost(value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.runs.sweep.proposals import Proposals
 from flatout.schema.suggested_command import command_line, show_command, train_command
-from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial, TrialAsked, TrialEnded, TrialLine
+from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial
 from flatout.system import paths
 from flatout.system.store import sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
@@ -26,12 +26,13 @@ def read_sweep(text: str) -> Sweep:
         UsageError: unknown-sweep, sweep-of-another-version; RunFailed: sweep-damaged.
     """
     folder = sweep_folder.find_sweep(text)
-    header, history = sweep_folder.read_header(folder), sweep_folder.read_trials(folder)
+    header = sweep_folder.read_header(folder)
+    trials = trials_of(folder, header).values()
     try:
-        importances = Proposals(header, history).importances()
+        importances = Proposals(header, trials).importances()
     except UsageError:
         importances = {}  # Without Optuna, the rest can be shown all the same.
-    return with_best(sweep_of(folder, header, rows_of(header, history)), importances)
+    return with_best(sweep_of(folder, header, trials), importances)
 
 
 def run_of(header: SweepHeader, trial: int) -> RunFolder:
@@ -39,53 +40,38 @@ def run_of(header: SweepHeader, trial: int) -> RunFolder:
     return RunFolder(paths.runs_folder() / header.run_id(trial))
 
 
-def rows_of(header: SweepHeader, history: Sequence[TrialLine]) -> list[SweepTrial]:
-    """How each trial stands."""
-    ended = {line.trial: line for line in history if isinstance(line, TrialEnded)}
-    rows = [row_of(header, line) for line in history if isinstance(line, TrialAsked)]
-    return [
-        with_end(row, ended[row.trial]) if row.trial in ended else _with_run(row, header)
-        for row in rows
-    ]
+def trials_of(folder: SweepFolder, header: SweepHeader) -> dict[int, SweepTrial]:
+    """The trials by number; those that have not ended as their runs say.
+
+    Raises:
+        RunFailed: sweep-damaged.
+    """
+    trials = sweep_folder.read_trials(folder)
+    return {
+        number: one if one.has_ended else _with_run(one, header) for number, one in trials.items()
+    }
 
 
-def row_of(header: SweepHeader, asked: TrialAsked) -> SweepTrial:
-    """A trial that was not started yet."""
-    return SweepTrial(
-        trial=asked.trial, run=header.run_id(asked.trial), parameters=asked.parameters,
-        status="interrupted",
-    )  # fmt: skip
-
-
-def with_end(row: SweepTrial, ended: TrialEnded) -> SweepTrial:
-    """A trial that has ended."""
-    return msgspec.structs.replace(
-        row, status=ended.status, value=ended.value, duration_s=ended.duration_s, share=None,
-        finding=ended.finding,
-    )  # fmt: skip
-
-
-def _with_run(row: SweepTrial, header: SweepHeader) -> SweepTrial:
-    """A trial that has not ended, with what its run says, if there is one."""
+def _with_run(one: SweepTrial, header: SweepHeader) -> SweepTrial:
     try:
-        run = read_run(run_of(header, row.trial))
+        run = read_run(run_of(header, one.trial))
     except FlatoutError:
-        return row
+        return one
     values = [line.metrics.get(header.metric or "") for line in run.validations]
     status = "running" if run.status == "running" else "interrupted"
-    return msgspec.structs.replace(row, status=status, value=best_value(header, values))
+    return msgspec.structs.replace(one, status=status, value=best_value(header, values))
 
 
-def sweep_of(folder: SweepFolder, header: SweepHeader, rows: Sequence[SweepTrial]) -> Sweep:
+def sweep_of(folder: SweepFolder, header: SweepHeader, trials: Collection[SweepTrial]) -> Sweep:
     """A sweep, with the number of the first of its best trials."""
-    best = min(
-        ((header.cost(row.value), row.trial) for row in rows
-         if row.status == "finished" and row.value is not None),
-        default=None,
-    )  # fmt: skip
+    known = [
+        (header.cost(one.value), one.trial)
+        for one in trials
+        if one.status == "finished" and one.value is not None
+    ]
     return Sweep(
-        id=header.id, folder=str(folder.path), header=header, trials=tuple(rows),
-        best=best[1] if best is not None else None,
+        id=header.id, folder=str(folder.path), header=header, trials=tuple(trials),
+        best=min(known)[1] if known else None,
     )  # fmt: skip
 
 
@@ -106,14 +92,14 @@ def best_value(header: SweepHeader, values: Iterable[float | None]) -> float | N
     return min((value for value in values if value is not None), key=header.cost, default=None)
 
 
-def refuse_equal_failures(header: SweepHeader, rows: Sequence[SweepTrial]) -> None:
+def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial]) -> None:
     """Ends a sweep whose first trials have failed the same way.
 
     Raises:
         RunFailed: sweep-trials-fail.
     """
-    ended = [row for row in rows if row.has_ended]
-    rules = {row.finding.rule if row.finding else None for row in ended}
+    ended = [one for one in trials if one.has_ended]
+    rules = {one.finding.rule if one.finding else None for one in ended}
     last = ended[-1].finding if ended else None
     if len(ended) != _FAILING_ALIKE or len(rules) > 1 or last is None:
         return

@@ -17,7 +17,7 @@ import msgspec
 
 from flatout.errors import RunFailed, UsageError, nearest
 from flatout.schema.suggested_command import command_line
-from flatout.schema.sweep import FORMAT, SweepHeader, TrialLine
+from flatout.schema.sweep import FORMAT, SweepHeader, SweepTrial
 from flatout.system import atomic_files
 from flatout.system.paths import sweeps_folder
 
@@ -125,15 +125,19 @@ def read_header(folder: SweepFolder) -> SweepHeader:
         return atomic_files.read_json(folder.header, SweepHeader)
 
 
-def read_trials(folder: SweepFolder) -> list[TrialLine]:
-    """What has happened to the trials; a last line that a kill has cut is missing.
+def read_trials(folder: SweepFolder) -> dict[int, SweepTrial]:
+    """The trials by number, each as its last line has it; one that a kill has cut is missing.
 
     Raises:
         RunFailed: sweep-damaged.
     """
     with _damage_named(folder):
-        lines: list[TrialLine] = atomic_files.read_lines(folder.trials, TrialLine)
-    return lines
+        trials = {
+            line.trial: line for line in atomic_files.read_lines(folder.trials, SweepTrial)
+        }
+    if list(trials) != list(range(1, len(trials) + 1)):
+        raise _damaged(folder, f"{folder.trials} has lost lines: a trial is missing")
+    return trials
 
 
 def remove_sweep(folder: SweepFolder) -> None:
@@ -147,11 +151,15 @@ def _damage_named(folder: SweepFolder) -> Iterator[None]:
     try:
         yield
     except RunFailed as error:
-        name = folder.path.name
-        runs = command_line(["flatout", "runs", "--where", f"sweep={name}"])
-        raise RunFailed(
-            "sweep-damaged",
-            f"the files of sweep {name} cannot be read.",
-            because=f"{error.problem} {error.because}" if error.because else error.problem,
-            fix=f"restore them from a copy, or start a new sweep; its trials are runs: {runs}",
-        ) from error
+        raise _damaged(folder, f"{error.problem} {error.because or ''}".strip()) from error
+
+
+def _damaged(folder: SweepFolder, because: str) -> RunFailed:
+    name = folder.path.name
+    runs = command_line(["flatout", "runs", "--where", f"sweep={name}"])
+    return RunFailed(
+        "sweep-damaged",
+        f"the files of sweep {name} cannot be read.",
+        because=because,
+        fix=f"restore them from a copy, or start a new sweep; its trials are runs: {runs}",
+    )
