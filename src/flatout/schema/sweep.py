@@ -1,7 +1,7 @@
 """A sweep: trainings of one experiment with other parameters, the best of which is looked for.
 
-Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`: a line (SweepTrial) when the parameters
-of a trial were chosen, and one when it has ended. The trials themselves are runs.
+Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`, with a line (SweepTrial) when the
+parameters of a trial were chosen, and one when it has ended. The trials themselves are runs.
 """
 
 from __future__ import annotations

@@ -11,6 +11,6 @@ none, and what follows is the same:
 - killed while it trained: the run is resumed, and its validations are reported once more
 - killed before the line with its end: the end is read from the run
 
-`space.py` parses ranges, `proposals.py` is the only file that uses Optuna, `carry_out.py` has the
-loop.
+`space.py` parses ranges, `proposals.py` is the only file that uses Optuna, `journal.py` writes,
+`carry_out.py` has the loop, `result.py` reads.
 """

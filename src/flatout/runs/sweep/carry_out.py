@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from flatout.schema.sweep import (
 from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files, clock, paths, process_env
 from flatout.system.signals import Interrupts
-from flatout.system.store import run_folder, run_tail, sweep_folder
+from flatout.system.store import interpreters, run_folder, run_tail, sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
 
 # A worker that is lost is replaced so often.
@@ -152,11 +151,14 @@ def _is_own(folder: RunFolder, header: SweepHeader, trial: int) -> bool:
 
 def gpu_shares(training: TrainRequest, parallel: int) -> list[str | None]:
     """The GPUs that CUDA shows to each of the trials at a time; None shows all of them."""
-    on, device = training.placement, training.fixed.get("device", "cuda")
-    if parallel == 1 or device != "cuda" or (on is not None and on.launcher not in LOCAL):
+    on, device = training.placement, training.fixed.get("device", "auto")
+    is_local = on is None or on.launcher in LOCAL
+    if parallel == 1 or device not in ("auto", "cuda") or not is_local:
         return [None] * parallel
     chosen = process_env.visible_gpus()
-    num_gpus = num_gpus_for(runs_api.probe(sys.executable), chosen)
+    # The torch here may be none, or one for CPUs.
+    python = interpreters.resolve_interpreter(training.python, training.env)
+    num_gpus = num_gpus_for(runs_api.probe(python), chosen)
     names = [str(number) for number in range(num_gpus)] if chosen is None else chosen.split(",")
     return divided(names[:num_gpus], on.num_ranks if on is not None else 1, parallel)
 

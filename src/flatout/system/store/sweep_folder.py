@@ -132,9 +132,7 @@ def read_trials(folder: SweepFolder) -> dict[int, SweepTrial]:
         RunFailed: sweep-damaged.
     """
     with _damage_named(folder):
-        trials = {
-            line.trial: line for line in atomic_files.read_lines(folder.trials, SweepTrial)
-        }
+        trials = {line.trial: line for line in atomic_files.read_lines(folder.trials, SweepTrial)}
     if list(trials) != list(range(1, len(trials) + 1)):
         raise _damaged(folder, f"{folder.trials} has lost lines: a trial is missing")
     return trials
