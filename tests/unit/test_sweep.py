@@ -331,6 +331,8 @@ def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) 
     assert swept.best == 2 and swept.header.metric == "accuracy"
     assert "-s size=3 -s quality=1.0" in (swept.command or "")
     assert flatout.sweep(resume="s", is_quiet=True) == swept
+    is_drawn = (Path(swept.folder) / "plots" / "parallel.png").exists()
+    assert is_drawn == (importlib.util.find_spec("matplotlib") is not None)
 
 
 @pytest.mark.skipif(HAS_OPTUNA, reason="optuna is installed: its absence cannot be tried")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flatout.cluster import api
-from flatout.errors import RunFailed
+from flatout.errors import FlatoutError, RunFailed
+from flatout.monitor import plots, sweep_plots
 from flatout.schema.experiment_spec import Value
 from flatout.schema.suggested_command import typed_value
 from flatout.schema.sweep import Direction, Pruner, Sampler, Sweep, SweepRequest, default_tuning
@@ -64,7 +66,8 @@ def sweep(
         is_quiet: prints nothing.
 
     Returns:
-        The sweep: `trials`, the number of the `best`, the `command` that trains it again.
+        The sweep: `trials`, the number of the `best`, the `command` that trains it again. Its
+        pictures are in `plots` of its `folder`, if matplotlib is installed.
 
     Raises:
         UsageError: the request is invalid.
@@ -109,4 +112,8 @@ def _carried_out(request: SweepRequest, *, is_quiet: bool) -> Sweep:
             because="Ctrl-C was pressed; what has been trained is kept",
             fix=f'flatout.sweep(resume="{now.id}")',
         )
+    if plots.can_draw():
+        # The sweep is complete without them; `flatout sweep show --plots` says what is wrong.
+        with contextlib.suppress(FlatoutError):
+            sweep_plots.draw_sweep(now)
     return now
