@@ -35,12 +35,15 @@ from flatout.system import atomic_files, clock, paths, process_env
 from flatout.system.signals import Interrupts
 from flatout.system.store import interpreters, run_folder, run_tail, sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
+from flatout.system.store.sweep_folder import SweepFolder
 
 # A worker that is lost is replaced so often.
 _MOST_RESTARTS = 3
 # It was killed; or one whose command line was killed, and which was still loading torch when the
 # run was looked at, took the run first.
 _LOST = ("worker-died", "run-in-use")
+# What the first validation shows to be wrong with the request: no sweep can use the run.
+_USELESS = ("unknown-metric", "no-validation-data")
 # For a worker whose command line was killed: it ends its step, and writes a checkpoint.
 _STOP_LIMIT_S = 600.0
 
@@ -71,16 +74,28 @@ def carry_out(
         with folder.locked():
             journal = SweepJournal(folder, header, request.parallel)
             yield from _Loop(journal, gpus, begin, interrupts).run()
-    except UsageError:
-        trials = journal.trials if request.resume is None and journal is not None else None
-        # As after any start that was refused, nothing is left.
-        if trials is not None and not any(one.has_ended for one in trials.values()):
-            for number in trials:
-                run = result.run_of(header, number)
-                if run.header.exists() and _is_own(run, header, number):
-                    run_folder.remove_run(run)
-            sweep_folder.remove_sweep(folder)
+    except UsageError as error:
+        if request.resume is None and journal is not None:
+            _remove_refused(folder, journal, error)
         raise
+
+
+def _remove_refused(folder: SweepFolder, journal: SweepJournal, error: UsageError) -> None:
+    """As after any start that was refused, nothing is left; what was trained is kept."""
+    header = journal.header
+    if any(one.has_ended for one in journal.trials.values()):
+        return
+    places = {number: result.run_of(header, number) for number in journal.trials}
+    runs = [
+        run
+        for number, run in places.items()
+        if run.header.exists() and _is_own(run, header, number)
+    ]
+    if runs and error.rule not in _USELESS:
+        return
+    for run in runs:
+        run_folder.remove_run(run)
+    sweep_folder.remove_sweep(folder)
 
 
 def _planned(request: SweepRequest) -> SweepHeader:
@@ -123,7 +138,7 @@ def _absolute(python: str | None) -> str | None:
     return python if is_name else str(Path(python or "").expanduser().absolute())
 
 
-def _reopened(request: SweepRequest, folder: sweep_folder.SweepFolder) -> SweepHeader:
+def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
     header = sweep_folder.read_header(folder)
     _refuse_changed(header)
     if request.num_trials is not None:
