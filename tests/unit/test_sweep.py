@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from flatout.schema.experiment_spec import Value
-from flatout.schema.run_lines import Event, Started
+from flatout.schema.run_lines import Event, Started, Validated
 from flatout.schema.sweep import (
     Choices,
     Range,
@@ -406,6 +406,23 @@ def test_search_goes_where_the_metric_is_better(direction: str) -> None:
     again = Proposals(known, trials)
     widths = [int(again.ask(number)["width"] or 0) for number in range(41, 46)]
     assert max(widths) < 40 if direction == "minimize" else min(widths) > 32
+
+
+@needs_optuna
+def test_trial_without_a_finite_value_has_failed(tmp_path: Path) -> None:
+    from flatout.runs.sweep.journal import SweepJournal
+    from flatout.system.store.sweep_folder import SweepFolder, read_trials
+
+    folder = SweepFolder(tmp_path)
+    journal = SweepJournal(folder, HEADER, 1)
+    journal.parameters(1)
+    line = Validated(at=0.0, step=1, epoch=0, metrics={"loss": None}, is_best=False)
+    assert not journal.report(1, line)
+    journal.record(1, "finished", None)
+    journal.close()
+    (one,) = read_trials(folder).values()
+    assert (one.status, one.value, one.reports) == ("failed", None, (None,))
+    assert one.finding is not None and one.finding.rule == "nonfinite-loss"
 
 
 @needs_optuna

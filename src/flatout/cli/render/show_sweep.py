@@ -68,7 +68,7 @@ class SweepDisplay:
 
     def _print_ended(self, sweep: Sweep) -> None:
         for one in sweep.trials:
-            if one.trial not in self._shown and one.status not in ("running", "interrupted"):
+            if one.trial not in self._shown and one.has_ended:
                 self._shown.add(one.trial)
                 parts = [one.run, one.status, *_value_parts(sweep, one), _settings(one.parameters)]
                 self._console.print(wording.DOT.join(parts), soft_wrap=True)
@@ -129,15 +129,11 @@ def _table(sweep: Sweep, console: Console, num_rows: int) -> Table:
     room = max(1, num_rows - len(running) - 1)
     for one in [*others[:room], *running]:
         style = "bold" if one.trial == sweep.best else ""
-        status = one.status
-        if status == "running" and one.share is not None:
-            status_text = f"running {percent_text(one.share, 0)}"
-        else:
-            status_text = status
+        share = "" if one.share is None else f" {percent_text(one.share, 0)}"
         value = "" if one.value is None else wording.metric_text(metric, one.value)
         time = "" if one.duration_s is None else seconds_text(one.duration_s)
         table.add_row(
-            str(one.trial), Text(status_text, _STYLES[status]), value, time,
+            str(one.trial), Text(one.status + share, _STYLES[one.status]), value, time,
             _settings(one.parameters), style=style,
         )  # fmt: skip
     if len(others) > room:
