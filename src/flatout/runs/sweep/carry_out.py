@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -108,10 +107,14 @@ def _planned(request: SweepRequest) -> SweepHeader:
         num_points = len(grid(space))
         num_trials = min(request.num_trials or num_points, num_points)
     name = request.name or run_folder.free_id(f"{source.name}-sweep", paths.sweeps_folder())
+    python = request.training.python
     training = msgspec.structs.replace(
-        request.training, experiment=source.file or source.name, settings=fixed,
-        python=_absolute(request.training.python),
-    )  # fmt: skip
+        request.training,
+        experiment=source.file or source.name,
+        settings=fixed,
+        # A path that holds wherever the sweep is resumed.
+        python=interpreters.find_interpreter(python) if python is not None else None,
+    )
     metric, direction = request.metric, request.direction
     header = SweepHeader(
         id=run_folder.check_id(name),
@@ -130,12 +133,6 @@ def _planned(request: SweepRequest) -> SweepHeader:
     # Where Optuna is missing, nothing is made.
     Proposals(header, ())
     return header
-
-
-def _absolute(python: str | None) -> str | None:
-    """A path that holds wherever the sweep is resumed; a name stays one."""
-    is_name = python is None or Path(python).name == python
-    return python if is_name else str(Path(python or "").expanduser().absolute())
 
 
 def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
