@@ -40,7 +40,7 @@ def sweep(
     resume: str | None = None,
     is_quiet: bool = False,
 ) -> Sweep:
-    """Trains an experiment with other parameters again and again, and finds the best.
+    """Trains an experiment many times with different parameters, and finds the best.
 
     In a script that another process may import, call it under `if __name__ == "__main__":`.
 

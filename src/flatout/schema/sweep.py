@@ -1,4 +1,4 @@
-"""A sweep: trainings of one experiment with other parameters, the best of which is looked for.
+"""A sweep: many trainings of one experiment with different parameters.
 
 Its folder has `sweep.json` (SweepHeader) and `trials.jsonl`, with a line (SweepTrial) when the
 parameters of a trial were chosen, and one when it has ended. The trials themselves are runs.
@@ -25,7 +25,7 @@ TrialStatus = Literal["running", "interrupted", EndStatus]
 # Of the files in a sweep's folder.
 FORMAT = 1
 DEFAULT_TRIALS = 20
-# A mistyped number is not to train for years.
+# A mistyped number must not train for years.
 _MOST_TRIALS = 100_000
 
 
@@ -76,8 +76,8 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
         for option, number in (("--trials", self.num_trials), ("--parallel", self.parallel)):
             if number is not None and not 1 <= number <= _MOST_TRIALS:
                 raise UsageError(
-                    "bad-sweep", f"`{option} {number}` is not a number of trials.",
-                    because=f"it takes a number from 1 to {_MOST_TRIALS:,}", fix=f"{option} 20",
+                    "bad-sweep", f"`{option} {number}` is out of range.",
+                    because=f"it must be from 1 to {_MOST_TRIALS:,}", fix=f"{option} 20",
                 )  # fmt: skip
         if self.resume is None:
             self.training.check()

@@ -1,4 +1,4 @@
-"""`flatout sweep`: trainings with other parameters, and the best of them."""
+"""`flatout sweep`: many trainings with different parameters."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _SweepCommand(ExperimentCommand, LazyGroup):
 @click.option("--resume", metavar="SWEEP", help="Resume a sweep; `last` is the newest.")
 @json_document
 def command(is_json: bool, **options: Any) -> int:
-    """Train an experiment with other parameters again and again, and find the best.
+    """Train an experiment many times with different parameters, and find the best.
 
     NAME is a built-in experiment, FILE a Python file with a function `experiment`. Each trial is a
     run. Needs `pip install 'flatout[sweep]'`.

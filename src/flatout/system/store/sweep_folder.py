@@ -42,7 +42,7 @@ class SweepFolder:
             show = command_line(["flatout", "sweep", "show", self.path.name])
             raise UsageError(
                 "sweep-in-use",
-                f"sweep {self.path.name} is being carried out by another command.",
+                f"sweep {self.path.name} is already running in another command.",
                 fix=f"wait for it, or stop it with Ctrl-C; look at it: {show}",
             )
         try:
