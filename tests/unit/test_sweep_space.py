@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +144,8 @@ def test_gpus_are_divided_among_trials(
     [
         (SweepRequest(num_trials=0), "bad-sweep"),
         (SweepRequest(parallel=0), "bad-sweep"),
+        (msgspec.structs.replace(SweepRequest(), sampler="gird"), "bad-sweep"),
+        (msgspec.structs.replace(SweepRequest(), direction="up"), "bad-sweep"),
         (SweepRequest(resume="a", sampler="grid"), "cannot-change-on-resume"),
         (SweepRequest(resume="a", training=TrainRequest(experiment="digits")),
          "cannot-change-on-resume"),

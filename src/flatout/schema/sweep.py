@@ -68,7 +68,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: str | None = None
 
     def check(self) -> None:
-        """Refuses numbers that make no sense, and what cannot be combined.
+        """Refuses invalid values, and what cannot be combined.
 
         Raises:
             UsageError: bad-sweep, cannot-change-on-resume, and what TrainRequest.check says.
@@ -79,6 +79,14 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
                     "bad-sweep", f"`{option} {number}` is out of range.",
                     because=f"it must be from 1 to {_MOST_TRIALS:,}", fix=f"{option} 20",
                 )  # fmt: skip
+        try:
+            # From Python, a sampler may have any name.
+            msgspec.convert(msgspec.to_builtins(self), SweepRequest)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                "bad-sweep", "an option of the sweep has an invalid value.", because=str(error),
+                fix="see the valid values: flatout sweep --help",
+            ) from error  # fmt: skip
         if self.resume is None:
             self.training.check()
             return
