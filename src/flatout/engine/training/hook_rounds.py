@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.hooks import HookContext, HookEntry
+from flatout.engine.model.ema import WeightAverage
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.session.session import Session
 from flatout.engine.tensors.png_file import png_of
@@ -29,6 +30,8 @@ _MOST_CHARACTERS = 4_000
 class HookRounds:
     """Calls a session's hooks, and says what follows for the training.
 
+    are_there: whether there are hooks. are_per_step: whether one has `on_step`.
+
     Args:
         session: what is trained.
         event_log: where what they log is written.
@@ -42,22 +45,28 @@ class HookRounds:
         self._folder = folder
         self._entries: list[HookEntry] = []
         self._is_rebuild_due = False
+        # Attributes: a training without hooks pays no more for them.
+        self.are_there = bool(session.hooks.by_name)
+        self.are_per_step = session.hooks.has("on_step")
 
     def start(self) -> None:
         """Calls `on_start`; what it logs waits for `write`."""
+        session = self._session
         if self._hooks.has("on_start"):
             self._round("on_start")
+            if session.average is not None and session.position.step == 0:
+                # It begins with the weights that are trained.
+                session.average = WeightAverage(session.model, session.average.decay)
             # Steps are made after it.
             self._is_rebuild_due = False
         self._hooks.check()
 
     def after_step(self, loss: Tensor | Mapping[str, Tensor], renew: Renew) -> None:
         """Calls `on_step`."""
-        if self._hooks.has("on_step"):
-            is_refrozen = self._round("on_step", loss)
-            self.write()
-            if is_refrozen:
-                renew(True)
+        is_refrozen = self._round("on_step", loss)
+        self.write()
+        if is_refrozen:
+            renew(True)
 
     def after_validation(self, metrics: dict[str, float] | None, renew: Renew) -> None:
         """Calls `on_validation`; metrics: of a validation just now, None where there was none."""
@@ -103,7 +112,7 @@ class HookRounds:
             metrics=dict(self._hooks.metrics),
             loss=loss,
         )
-        before = _settings(session)
+        before, versions = _settings(session), _versions(session)
         with torch.no_grad():
             self._hooks.call(call, context)
         # A resume does not know of another mode either.
@@ -111,10 +120,14 @@ class HookRounds:
         session.check_groups()
         after, reason = _settings(session), context.stop_reason
         if session.ranks.size > 1:
-            outcomes = session.ranks.all_gather([after, reason], about="hooks")
-            if len({settings for settings, _ in outcomes}) > 1:
+            own = [after, reason, _versions(session) != versions]
+            outcomes = session.ranks.all_gather(own, about="hooks")
+            if len({settings for settings, *_ in outcomes}) > 1:
                 raise _differ(call)
-            reason = next((reason for _, reason in outcomes if reason is not None), None)
+            reason = next((reason for _, reason, _ in outcomes if reason is not None), None)
+            if any(has_changed for *_, has_changed in outcomes):
+                # Each rank draws other random numbers, also to reset a layer.
+                session.ranks.copy_from_first(session.model)
         position.stop_reason = position.stop_reason or reason
         self._entries += context.logged
         if after == before:
@@ -159,6 +172,14 @@ def _settings(session: Session) -> str:
         for group in optimizer.param_groups
     ]
     return hashlib.sha256(repr((trained, groups)).encode()).hexdigest()
+
+
+def _versions(session: Session) -> list[int]:
+    """How often each weight and buffer was changed in place; only several ranks ask."""
+    if session.ranks.size == 1:
+        return []
+    tensors = (*session.model.parameters(), *session.model.buffers())
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _safe(name: str) -> str:
