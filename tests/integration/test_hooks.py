@@ -16,6 +16,7 @@ from torch import nn
 
 from flatout.engine import Experiment
 from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.session.hook_set import HookSet
 from flatout.engine.session.session import build
 from flatout.engine.step.compiled_loss import why_not_compiled
 from flatout.errors import FlatoutError, UsageError
@@ -218,7 +219,42 @@ def test_on_step_sees_each_loss_and_may_stop(lab: Lab, tell: Tell, plain: Plain)
     folder = lab.run(plain(hooks=Look))
     assert steps == list(range(1, 11))
     assert tell.events(folder, Finished)[-1].reason == "ten steps"
-    assert tell.state(folder)["hooks"]["hooks"]["Look"]["last"] > 0
+    assert tell.state(folder)["hooks"]["hooks"]["Look"]["values"]["last"] > 0
+
+
+def test_average_begins_with_the_weights_that_on_start_leaves(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    begin = lambda context: context.model[0].weight.fill_(5.0)  # noqa: E731
+    still = lambda parameters: torch.optim.SGD(parameters, lr=0.0)  # noqa: E731
+    folder = lab.run(plain(hooks=lambda: Hooked(on_start=begin), optimizer=still, ema=0.9, epochs=1))
+    first, *_ = tell.state(folder)["average"]["averages"]
+    assert torch.allclose(first, torch.tensor(5.0))
+
+
+def test_attributes_in_slots_are_kept(lab: Lab, tell: Tell, plain: Plain) -> None:
+    class Slotted:
+        __slots__ = ("count",)
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_epoch(self, context: Any) -> None:
+            self.count += 1
+
+    folder = lab.run(plain(hooks=Slotted, epochs=2))
+    assert tell.state(folder)["hooks"]["hooks"]["Slotted"]["values"] == {"count": 2}
+
+
+def test_tensor_that_was_on_the_cpu_is_taken_up_there(plain: Plain) -> None:
+    def saw(context: Any) -> None: ...
+
+    hooks = [HookSet(plain(hooks=lambda: Hooked(on_epoch=saw))) for _ in range(2)]
+    before, after = (one.by_name["Hooked"] for one in hooks)
+    before.kept = torch.ones(3)
+    # A device that no tensor of the factory is on.
+    hooks[1].load_state(hooks[0].state(), torch.device("meta"), is_changed=False)
+    assert after.kept.device.type == "cpu" and after.kept.equal(torch.ones(3))
 
 
 def test_on_step_is_paid_for_with_graphs(plain: Plain) -> None:

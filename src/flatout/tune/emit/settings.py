@@ -346,4 +346,4 @@ def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     if recipe.activation_checkpointing.value not in (False, True) and outline.self_checkpointing:
         yield "activation_checkpointing", "all blocks are computed again, not only this share"
     if recipe.clip_norm.value is None and emit == "hf":
-        yield "clip_norm", "the Trainer computes the norm of the gradients anyway"
+        yield "clip_norm", "transformers 5 computes the norm of the gradients anyway"
