@@ -227,7 +227,8 @@ def test_average_begins_with_the_weights_that_on_start_leaves(
 ) -> None:
     begin = lambda context: context.model[0].weight.fill_(5.0)  # noqa: E731
     still = lambda parameters: torch.optim.SGD(parameters, lr=0.0)  # noqa: E731
-    folder = lab.run(plain(hooks=lambda: Hooked(on_start=begin), optimizer=still, ema=0.9, epochs=1))
+    hooks = lambda: Hooked(on_start=begin)  # noqa: E731
+    folder = lab.run(plain(hooks=hooks, optimizer=still, ema=0.9, epochs=1))
     first, *_ = tell.state(folder)["average"]["averages"]
     assert torch.allclose(first, torch.tensor(5.0))
 
@@ -365,6 +366,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         lambda: Hooked(on_start=lambda c: c.optimizer.add_param_group(
             {"params": [nn.Parameter(torch.ones(1))]})),
         "parameter-groups-changed", "have changed by step 0",
+    ),
+    "another layer": (
+        lambda: Hooked(on_start=lambda c: c.model.append(nn.Linear(3, 3))),
+        "hook-replaced-weights", "other weights",
     ),
     "its own error": (
         lambda: Hooked(on_start=lambda c: c.model[99]), "experiment-raised", "range",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.engine.hooks import HookContext, HookEntry
 from flatout.engine.model.ema import WeightAverage
+from flatout.engine.ranks.gradient_buffers import are_same
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.session.session import Session
 from flatout.engine.tensors.png_file import png_of
@@ -43,6 +44,7 @@ class HookRounds:
         self._hooks = session.hooks
         self._event_log = event_log
         self._folder = folder
+        self._weights = list(session.model.parameters())
         self._entries: list[HookEntry] = []
         self._is_rebuild_due = False
         # Attributes: a training without hooks pays no more for them.
@@ -118,6 +120,11 @@ class HookRounds:
         # A resume does not know of another mode either.
         session.model.train()
         session.check_groups()
+        # What is spread over ranks has other tensors after each pass through the model.
+        if session.sharding is None and not are_same(
+            self._weights, list(session.model.parameters())
+        ):
+            raise _replaced(call)
         after, reason = _settings(session), context.stop_reason
         if session.ranks.size > 1:
             own = [after, reason, _versions(session) != versions]
@@ -193,6 +200,15 @@ def _safe(name: str) -> str:
 def _written(text: str) -> str:
     """A text as JSON can hold it: without halves of characters."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _replaced(call: str) -> UsageError:
+    return UsageError(
+        "hook-replaced-weights",
+        f"`{call}` has put other weights into the model, or taken some out.",
+        because="the optimizer trains those that were there when it was built",
+        fix="change weights in place: weight.copy_(values), layer.reset_parameters()",
+    )
 
 
 def _differ(call: str) -> UsageError:
