@@ -267,6 +267,24 @@ def test_on_step_is_paid_for_with_graphs(plain: Plain) -> None:
     assert "on_step" in str(refused.value.because)
 
 
+def test_memory_that_runs_out_in_a_hook_sends_the_run_back(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    shortages = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def log(context: Any) -> None:
+        context.log("epoch", context.epoch)
+        if context.epoch == 2 and shortages:
+            raise shortages.pop()
+
+    # Without BatchNorm, a batch can be split.
+    model = lambda: nn.Linear(6, 3)  # noqa: E731
+    hooks = lambda: Hooked(on_epoch=log)  # noqa: E731
+    folder = lab.run(plain(model=model, hooks=hooks), checkpoint_every=4)
+    assert [line.value for line in tell.metrics(folder, Logged)] == [1, 2, 3]
+    assert read_run(folder).adaptations and not shortages
+
+
 def test_rates_that_a_hook_sets_hold(lab: Lab, tell: Tell, plain: Plain) -> None:
     def still(context: Any) -> None:
         for group in context.optimizer.param_groups:
