@@ -15,6 +15,7 @@ from flatout.engine.model.ema import WeightAverage
 from flatout.engine.ranks.gradient_buffers import are_same
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.session.session import Session
+from flatout.engine.session.validation import shortened
 from flatout.engine.tensors.png_file import png_of
 from flatout.errors import UsageError
 from flatout.schema.run_lines import Logged
@@ -24,8 +25,6 @@ from flatout.system.store.run_folder import RunFolder
 
 # Makes again what a step has recorded or compiled; given whether other weights may be trained now.
 Renew = Callable[[bool], None]
-
-_MOST_CHARACTERS = 4_000
 
 
 class HookRounds:
@@ -127,7 +126,7 @@ class HookRounds:
             raise _replaced(call)
         after, reason = _settings(session), context.stop_reason
         if session.ranks.size > 1:
-            own = [after, reason, _versions(session) != versions]
+            own: list[Any] = [after, reason, _versions(session) != versions]
             outcomes = session.ranks.all_gather(own, about="hooks")
             if len({settings for settings, *_ in outcomes}) > 1:
                 raise _differ(call)
@@ -155,14 +154,13 @@ class HookRounds:
                 path.parent.mkdir(parents=True, exist_ok=True)
             atomic_files.write_atomically(path, png_of(entry.picture))
             file = path.relative_to(self._folder.path).as_posix()
-        text = entry.text[:_MOST_CHARACTERS] if entry.text is not None else None
         return Logged(
             at=now_s(),
             step=position.step,
             epoch=position.epoch,
-            name=_written(entry.name),
+            name=shortened(entry.name),
             value=entry.number,
-            text=_written(text) if text is not None else None,
+            text=shortened(entry.text) if entry.text is not None else None,
             picture=file,
         )
 
@@ -195,11 +193,6 @@ def _safe(name: str) -> str:
     if safe == name:
         return safe
     return f"{safe or 'picture'}-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"
-
-
-def _written(text: str) -> str:
-    """A text as JSON can hold it: without halves of characters."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _replaced(call: str) -> UsageError:
