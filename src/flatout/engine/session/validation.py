@@ -194,10 +194,10 @@ class Validator:
                 f"`generate` returned {type(generated).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
-        shortened = tuple(shortened(text) for text in texts[:_MOST_TEXTS])
+        kept = tuple(shortened(text) for text in texts[:_MOST_TEXTS])
         at, position = now_s(), session.position
         self._event_log.metric(
-            Generated(at=at, step=position.step, epoch=position.epoch, texts=shortened)
+            Generated(at=at, step=position.step, epoch=position.epoch, texts=kept)
         )
 
     def _warn_once(self, finding: Finding) -> None:
