@@ -47,7 +47,7 @@ class HookSet:
         hooks = list(made) if isinstance(made, list | tuple) else [made]
         self.by_name: dict[str, Any] = {}
         for hook in hooks:
-            _check_hook(hook, experiment)
+            _check_hook(hook)
             name = kind = type(hook).__name__
             while name in self.by_name:
                 name = f"{kind} {len(self.by_name) + 1}"
@@ -72,6 +72,22 @@ class HookSet:
             if hasattr(hook, call):
                 getattr(hook, call)(context)
             self.begun.add(name)
+
+    def check_validated(self) -> None:
+        """Refuses a hook that waits for validations in a training without.
+
+        Not where it is made: a search leaves validation out.
+
+        Raises:
+            UsageError: bad-hook.
+        """
+        for hook in self.by_name.values():
+            if hasattr(hook, "on_validation"):
+                raise _bad_hook(
+                    f"the hook `{type(hook).__name__}` has `on_validation`, but nothing is "
+                    "validated.",
+                    "give the experiment validation_data, or use on_epoch",
+                )
 
     def check(self) -> None:
         """Refuses a hook with attributes that checkpoints cannot contain.
@@ -165,7 +181,7 @@ def _load(hook: Any, state: Any, device: torch.device) -> None:
             setattr(hook, name, value.to(place, copy=True))
 
 
-def _check_hook(hook: Any, experiment: Experiment) -> None:
+def _check_hook(hook: Any) -> None:
     kind = type(hook).__name__
     if isinstance(hook, type):
         problem = f"`hooks` returned the class {hook.__name__}."
@@ -189,11 +205,6 @@ def _check_hook(hook: Any, experiment: Experiment) -> None:
                 f"define it as `def {name}(self, context):`",
                 getattr(hook, name),
             ) from error
-    if "on_validation" in calls and experiment.validation_data is None:
-        raise _bad_hook(
-            f"the hook `{kind}` has `on_validation`, but nothing is validated.",
-            "give the experiment validation_data, or use on_epoch",
-        )
     if hasattr(hook, "state_dict") != hasattr(hook, "load_state_dict"):
         raise _bad_hook(
             f"the hook `{kind}` has only one of `state_dict` and `load_state_dict`.",

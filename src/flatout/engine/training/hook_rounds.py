@@ -53,6 +53,8 @@ class HookRounds:
     def start(self) -> None:
         """Calls `on_start`; what it logs waits for `write`."""
         session = self._session
+        if session.validation_feed is None:
+            self._hooks.check_validated()
         if self._hooks.has("on_start"):
             self._round("on_start")
             if session.average is not None and session.position.step == 0:
