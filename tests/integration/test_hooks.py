@@ -443,5 +443,6 @@ def test_hooks_are_not_called_by_a_search(plain: Plain, lab: Lab) -> None:
 
     # A search leaves validation out.
     calls = dict.fromkeys(("on_start", "on_epoch", "on_step", "on_validation"), fail)
-    tuned = tune(plain(hooks=lambda: Hooked(**calls)), use={"num_threads": 1}, budget_s=2.0, is_quiet=True)
+    experiment = plain(hooks=lambda: Hooked(**calls))
+    tuned = tune(experiment, use={"num_threads": 1}, budget_s=2.0, is_quiet=True)
     assert tuned.recipe.capture.value == "off"
