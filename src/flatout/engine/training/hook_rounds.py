@@ -55,6 +55,15 @@ class HookRounds:
         session = self._session
         if session.validation_feed is None:
             self._hooks.check_validated()
+        if self.are_per_step and session.recipe.capture.value != "off":
+            # Of a run that is resumed with another file.
+            raise UsageError(
+                "recipe-does-not-fit",
+                "the run's steps are made in CUDA graphs, and a hook of the experiment has "
+                "`on_step`.",
+                because="it runs after every step, and may change what a graph holds",
+                fix="resume with --use capture=off",
+            )
         if self._hooks.has("on_start"):
             self._round("on_start")
             if session.average is not None and session.position.step == 0:
