@@ -43,7 +43,8 @@ def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRa
     spec = specify(request)
     python, version = resolve_with_flatout(request.python, request.env)
     require_torch(runs_api.probe(python), version)
-    result, shown = None, 0
+    result = None
+    shown = 0
     with JsonProcess(python, _WORKER) as process:
         try:
             for reply in process.ask(LrRangeRequest(spec=spec, sweep=sweep), AnyLrReply):

@@ -43,7 +43,7 @@ class HookRounds:
         self._hooks = session.hooks
         self._event_log = event_log
         self._folder = folder
-        self._weights = list(session.model.parameters())
+        self._weights: list[Tensor] = list(session.model.parameters())
         self._entries: list[HookEntry] = []
         self._is_rebuild_due = False
         # Attributes: a training without hooks pays no more for them.

@@ -116,7 +116,8 @@ def _swept(
     groups = _Rates(session.optimizers)
     lrs, losses = rates(sweep), list[float]()
     step, updates = new_step(session, StepTimer(session.device)), _updates(session)
-    best, diverged_at = inf, None
+    best = inf
+    diverged_at = None
     session.model.train()
     for number, lr in enumerate(lrs, 1):
         groups.put(lr)
