@@ -16,6 +16,7 @@ from torch import nn
 
 from flatout.engine import Experiment
 from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.session.hook_set import HookSet
 from flatout.engine.session.session import build
 from flatout.engine.step.compiled_loss import why_not_compiled
 from flatout.errors import FlatoutError, UsageError
@@ -218,7 +219,43 @@ def test_on_step_sees_each_loss_and_may_stop(lab: Lab, tell: Tell, plain: Plain)
     folder = lab.run(plain(hooks=Look))
     assert steps == list(range(1, 11))
     assert tell.events(folder, Finished)[-1].reason == "ten steps"
-    assert tell.state(folder)["hooks"]["hooks"]["Look"]["last"] > 0
+    assert tell.state(folder)["hooks"]["hooks"]["Look"]["values"]["last"] > 0
+
+
+def test_average_begins_with_the_weights_that_on_start_leaves(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    begin = lambda context: context.model[0].weight.fill_(5.0)  # noqa: E731
+    still = lambda parameters: torch.optim.SGD(parameters, lr=0.0)  # noqa: E731
+    hooks = lambda: Hooked(on_start=begin)  # noqa: E731
+    folder = lab.run(plain(hooks=hooks, optimizer=still, ema=0.9, epochs=1))
+    first, *_ = tell.state(folder)["average"]["averages"]
+    assert torch.allclose(first, torch.tensor(5.0))
+
+
+def test_attributes_in_slots_are_kept(lab: Lab, tell: Tell, plain: Plain) -> None:
+    class Slotted:
+        __slots__ = ("count",)
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_epoch(self, context: Any) -> None:
+            self.count += 1
+
+    folder = lab.run(plain(hooks=Slotted, epochs=2))
+    assert tell.state(folder)["hooks"]["hooks"]["Slotted"]["values"] == {"count": 2}
+
+
+def test_tensor_that_was_on_the_cpu_is_taken_up_there(plain: Plain) -> None:
+    def saw(context: Any) -> None: ...
+
+    hooks = [HookSet(plain(hooks=lambda: Hooked(on_epoch=saw))) for _ in range(2)]
+    before, after = (one.by_name["Hooked"] for one in hooks)
+    before.kept = torch.ones(3)
+    # A device that no tensor of the factory is on.
+    hooks[1].load_state(hooks[0].state(), torch.device("meta"), is_changed=False)
+    assert after.kept.device.type == "cpu" and after.kept.equal(torch.ones(3))
 
 
 def test_on_step_is_paid_for_with_graphs(plain: Plain) -> None:
@@ -228,6 +265,24 @@ def test_on_step_is_paid_for_with_graphs(plain: Plain) -> None:
     with pytest.raises(UsageError) as refused:
         check_recipe(built.recipe({"capture": "step"}), built.facts)
     assert "on_step" in str(refused.value.because)
+
+
+def test_memory_that_runs_out_in_a_hook_sends_the_run_back(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    shortages = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def log(context: Any) -> None:
+        context.log("epoch", context.epoch)
+        if context.epoch == 2 and shortages:
+            raise shortages.pop()
+
+    # Without BatchNorm, a batch can be split.
+    model = lambda: nn.Linear(6, 3)  # noqa: E731
+    hooks = lambda: Hooked(on_epoch=log)  # noqa: E731
+    folder = lab.run(plain(model=model, hooks=hooks), checkpoint_every=4)
+    assert [line.value for line in tell.metrics(folder, Logged)] == [1, 2, 3]
+    assert read_run(folder).adaptations and not shortages
 
 
 def test_rates_that_a_hook_sets_hold(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -330,6 +385,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
             {"params": [nn.Parameter(torch.ones(1))]})),
         "parameter-groups-changed", "have changed by step 0",
     ),
+    "another layer": (
+        lambda: Hooked(on_start=lambda c: c.model.append(nn.Linear(3, 3))),
+        "hook-replaced-weights", "other weights",
+    ),
     "its own error": (
         lambda: Hooked(on_start=lambda c: c.model[99]), "experiment-raised", "range",
     ),
@@ -382,6 +441,8 @@ def test_hooks_are_not_called_by_a_search(plain: Plain, lab: Lab) -> None:
     def fail(context: Any) -> None:
         raise AssertionError
 
-    hook = lambda: Hooked(on_start=fail, on_epoch=fail, on_step=fail)  # noqa: E731
-    tuned = tune(plain(hooks=hook), use={"num_threads": 1}, budget_s=2.0, is_quiet=True)
+    # A search leaves validation out.
+    calls = dict.fromkeys(("on_start", "on_epoch", "on_step", "on_validation"), fail)
+    experiment = plain(hooks=lambda: Hooked(**calls))
+    tuned = tune(experiment, use={"num_threads": 1}, budget_s=2.0, is_quiet=True)
     assert tuned.recipe.capture.value == "off"

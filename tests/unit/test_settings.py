@@ -21,7 +21,7 @@ from flatout.tune.emit.settings import settings
 CASES = Path(__file__).resolve().parents[1] / "cases" / "emit"
 TOOLS: tuple[Emit, ...] = ("lightning", "hf", "accelerate")
 GPU = {"device": "cuda:1", "deterministic": False}
-SAMPLES = msgspec.structs.replace(OUTLINE, data_kind="map-style", optimizer="AdamW")
+SAMPLES = msgspec.structs.replace(OUTLINE, data_kind="map-style")
 OWN = msgspec.structs.replace(SAMPLES, blocks=(), self_checkpointing=("",))
 # A whole text of each: fields of the recipe and outline.
 GOLDEN: dict[str, tuple[dict[str, Any], CodeOutline]] = {
@@ -97,9 +97,8 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, dict[Emit, str]]] = {
     "loader_persistent": (LOADED, True, {
         "lightning": "persistent_workers=True", "hf": "dataloader_persistent_workers=True",
         "accelerate": "persistent_workers=True"}),
-    "optimizer_implementation": (LOADED, "fused", {
-        "lightning": "group.update(foreach=False, fused=True)", "hf": 'optim="adamw_torch_fused"',
-        "accelerate": "group.update(foreach=False, fused=True)"}),
+    "optimizer_implementation": (LOADED, "fused", dict.fromkeys(
+        TOOLS, "group.update(foreach=False, fused=True)")),
     "memory_format": ({}, "channels_last", {
         "lightning": "module.to(memory_format=torch.channels_last)",
         "hf": "model.to(memory_format=torch.channels_last)",
@@ -187,13 +186,6 @@ def test_settings_use_the_checkpointing_of_the_model(prefix: str) -> None:
     chosen = recipe(**LOADED, activation_checkpointing=True)
     assert f"    {prefix}=True," in written("hf", chosen, own)
     assert f"own.{prefix}_enable(" in written("lightning", chosen, own)
-
-
-def test_settings_take_another_optimizer_than_adamw_from_the_user() -> None:
-    sgd = msgspec.structs.replace(OUTLINE, optimizer="SGD")
-    text = written("hf", recipe(optimizer_implementation="fused"), sgd)
-    assert "optimizers=(optimizer, None)" in text and "optim=" not in text
-    assert "group.update(foreach=False, fused=True)" in text
 
 
 def test_settings_of_the_trainer_count_updates_where_data_has_no_length() -> None:

@@ -90,6 +90,9 @@ class HookContext:
         if not (is_flat or (len(shape) == 3 and shape[0] in (1, 3))) or 0 in shape:
             wanted = "a tensor (height, width), (1, height, width) or (3, height, width)"
             raise _wrong_kind("log_picture", name, picture, wanted)
+        if hasattr(picture, "full_tensor"):
+            # Only the first rank makes the file, and the others would wait for it.
+            raise _wrong_kind("log_picture", name, picture, "the whole: `tensor.full_tensor()`")
         picture = picture.detach()
         if picture.is_floating_point():
             picture = picture.float().nan_to_num().clamp(0, 1).mul(255).round()

@@ -12,7 +12,7 @@ from flatout.errors import RunFailed
 from flatout.monitor import plots
 from flatout.runs import api as runs_api
 from flatout.runs.start import specify
-from flatout.schema.lr_range import AnyLrReply, LrRange, LrRangeRequest, LrStepMade, LrSweep
+from flatout.schema.lr_range import AnyLrReply, LrRange, LrRangeMade, LrRangeRequest, LrSweep
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.train_request import TrainRequest
 from flatout.system.json_process import JsonProcess, ProcessEnded
@@ -44,16 +44,19 @@ def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRa
     python, version = resolve_with_flatout(request.python, request.env)
     require_torch(runs_api.probe(python), version)
     result = None
+    shown = 0
     with JsonProcess(python, _WORKER) as process:
         try:
             for reply in process.ask(LrRangeRequest(spec=spec, sweep=sweep), AnyLrReply):
                 if isinstance(reply, ProcessFailed):
                     printed = reply.printed if reply.has_traceback else ""
                     raise error_from(reply.finding, reply.exit_code, printed)
-                if isinstance(reply, LrStepMade):
-                    yield Doing(what=f"learning rate {reply.lr:.2g}", done=reply.done)
-                else:
+                if isinstance(reply, LrRangeMade):
                     result = reply.result
+                elif (tenths := int(10 * reply.done)) > shown:
+                    # Where there is no progress bar, each is a line.
+                    shown = tenths
+                    yield Doing(what=f"learning rate {reply.lr:.2g}", done=reply.done)
         except ProcessEnded as ended:
             raise RunFailed(
                 "lr-range-died",

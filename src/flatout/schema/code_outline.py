@@ -17,7 +17,6 @@ class CodeOutline(msgspec.Struct, frozen=True, kw_only=True):
 
     data_kind, validation_kind: None where nothing is validated.
     num_gathered, num_gathered_validation: samples of tensors that are gathered in one call.
-    optimizer: its class, if it is one of torch's.
     is_counted: the loss is a sum and its count. is_by_steps: it gives `steps`, not `epochs`.
     scheduling: when the learning rate is stepped; `plateau` by a metric after each epoch.
     takes_length: the schedule is given how often it steps in all.
@@ -33,7 +32,6 @@ class CodeOutline(msgspec.Struct, frozen=True, kw_only=True):
     num_gathered: int | None = None
     is_shuffled: bool = True
     has_collate: bool = False
-    optimizer: str = ""
     has_named_parameters: bool = False
     is_counted: bool = False
     is_by_steps: bool = False

@@ -8,7 +8,7 @@ end at four times the best loss, and the suggestion where the loss falls fastest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 
 from flatout.errors import UsageError
 from flatout.schema.lr_range import LrPoint, LrSweep
@@ -47,17 +47,16 @@ def rates(sweep: LrSweep) -> list[float]:
     return [sweep.from_lr * ratio ** (number / last) for number in range(sweep.num_steps)]
 
 
-def has_diverged(losses: Sequence[float], sweep: LrSweep) -> bool:
-    """Whether the newest loss, as a mean of a few, is far above the best, or no number."""
-    if not losses or not isfinite(losses[-1]):
-        return bool(losses)
+def newest_mean(losses: Sequence[float], sweep: LrSweep) -> float:
+    """The mean of the newest few losses; infinite as long as there are fewer."""
     size = _side(sweep) + 1
-    means = [sum(losses[end - size : end]) / size for end in range(size, len(losses) + 1)]
-    if not means:
-        return False
-    best = min(means)
+    return sum(losses[-size:]) / size if len(losses) >= size else inf
+
+
+def has_diverged(mean: float, best: float) -> bool:
+    """Whether the mean of the newest losses is far above the best of them."""
     # Losses may be negative: four times the best, and as far above it.
-    return means[-1] > best + (_DIVERGED_RATIO - 1) * abs(best)
+    return mean > best + (_DIVERGED_RATIO - 1) * abs(best)
 
 
 def points_of(lrs: Sequence[float], losses: Sequence[float], sweep: LrSweep) -> list[LrPoint]:

@@ -48,9 +48,7 @@ def main() -> None:
     names = names_for(tool, described, model)
     text = Path(file).read_text(encoding="utf-8")
     handle = model[2].register_forward_hook(look) if not COMPILING.search(text) else None
-    # What the settings leave to the user.
-    given = 'report_to="none", learning_rate=3e-3'
-    text = text.replace("TrainingArguments(\n", f"TrainingArguments(\n    {given},\n")
+    text = text.replace("TrainingArguments(\n", 'TrainingArguments(\n    report_to="none",\n')
     exec(compile(text, file, "exec"), names)
     if handle is not None:
         handle.remove()

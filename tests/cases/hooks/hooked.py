@@ -63,6 +63,9 @@ class Unfreeze:
     def on_epoch(self, context: Any) -> None:
         if context.epoch == 2:
             context.model.first.requires_grad_(True)
+        if context.epoch == 3 and not self.is_spread:
+            # Each rank draws other numbers.
+            context.model.last.reset_parameters()
         first, last = context.model.first.weight, context.model.last.weight
         if self.is_spread:
             # Each rank has a part of the rows.

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -29,8 +29,9 @@ _FIXED = (
 
 
 class HookSet:
-    """The hooks of one session, by name.
+    """The hooks of one session.
 
+    by_name: all of them.
     metrics: of the last validation; part of the state, so that hooks see it after a resume, too.
     begun: names of those whose `on_start` is over.
 
@@ -44,14 +45,14 @@ class HookSet:
     def __init__(self, experiment: Experiment) -> None:
         made = experiment.hooks() if experiment.hooks is not None else ()
         hooks = list(made) if isinstance(made, list | tuple) else [made]
-        self._hooks: dict[str, Any] = {}
+        self.by_name: dict[str, Any] = {}
         for hook in hooks:
-            _check_hook(hook, experiment)
+            _check_hook(hook)
             name = kind = type(hook).__name__
-            while name in self._hooks:
-                name = f"{kind} {len(self._hooks) + 1}"
-            self._hooks[name] = hook
-        self._built = {name: dict(_attributes(hook)) for name, hook in self._hooks.items()}
+            while name in self.by_name:
+                name = f"{kind} {len(self.by_name) + 1}"
+            self.by_name[name] = hook
+        self._built = {name: _attributes(hook) for name, hook in self.by_name.items()}
         self._values = {
             name: {own: remembered(value) for own, value in built.items()}
             for name, built in self._built.items()
@@ -61,16 +62,32 @@ class HookSet:
 
     def has(self, call: str) -> bool:
         """Whether one of them has that method."""
-        return any(hasattr(hook, call) for hook in self._hooks.values())
+        return any(hasattr(hook, call) for hook in self.by_name.values())
 
     def call(self, call: str, context: HookContext) -> None:
         """Calls that method of all that have it; `on_start` only where it was not called yet."""
-        for name, hook in self._hooks.items():
+        for name, hook in self.by_name.items():
             if call == "on_start" and name in self.begun:
                 continue
             if hasattr(hook, call):
                 getattr(hook, call)(context)
             self.begun.add(name)
+
+    def check_validated(self) -> None:
+        """Refuses a hook that waits for validations in a training without.
+
+        Not where it is made: a search leaves validation out.
+
+        Raises:
+            UsageError: bad-hook.
+        """
+        for hook in self.by_name.values():
+            if hasattr(hook, "on_validation"):
+                raise _bad_hook(
+                    f"the hook `{type(hook).__name__}` has `on_validation`, but nothing is "
+                    "validated.",
+                    "give the experiment validation_data, or use on_epoch",
+                )
 
     def check(self) -> None:
         """Refuses a hook with attributes that checkpoints cannot contain.
@@ -78,35 +95,38 @@ class HookSet:
         Raises:
             UsageError: hook-state-not-stored.
         """
-        for name, hook in self._hooks.items():
+        for name, hook in self.by_name.items():
             built = self._built[name]
             if hasattr(hook, "state_dict"):
                 continue
-            for own, value in _attributes(hook):
+            for own, value in _attributes(hook).items():
                 is_fixed = isinstance(value, _FIXED) and built.get(own, MISSING) is value
                 if not can_be_saved(value) and not is_fixed:
                     raise _not_stored(hook, own, value)
 
     def state(self) -> dict[str, Any] | None:
         """What a resume continues with; None without hooks."""
-        if not self._hooks:
+        if not self.by_name:
             return None
         self.check()
         return {
             "begun": sorted(self.begun),
             "metrics": self.metrics,
-            "hooks": {name: self._state_of(name, hook) for name, hook in self._hooks.items()},
+            "hooks": {name: self._state_of(name, hook) for name, hook in self.by_name.items()},
         }
 
     def _state_of(self, name: str, hook: Any) -> Any:
         if hasattr(hook, "state_dict"):
             return hook.state_dict()
-        values = self._values[name]
-        return {
+        built = self._values[name]
+        values = {
             own: value.detach() if isinstance(value, Tensor) else value
-            for own, value in _attributes(hook)
-            if can_be_saved(value) and has_changed(values.get(own, MISSING), value)
+            for own, value in _attributes(hook).items()
+            if can_be_saved(value) and has_changed(built.get(own, MISSING), value)
         }
+        # A hook may keep on the CPU what it has seen on a GPU.
+        on_cpu = [n for n, value in values.items() if isinstance(value, Tensor) and value.is_cpu]
+        return {"values": values, "on_cpu": on_cpu}
 
     def load_state(
         self, state: Mapping[str, Any] | None, device: torch.device, *, is_changed: bool
@@ -115,7 +135,7 @@ class HookSet:
 
         Args:
             state: what `state` returned; None in checkpoints without hooks.
-            device: where tensors are put that the factory has not made.
+            device: where tensors are put that were not on the CPU.
             is_changed: the experiment's text is another one, and so may its hooks be.
 
         Raises:
@@ -123,7 +143,7 @@ class HookSet:
         """
         if state is None:
             return
-        own, stored = set(self._hooks), set(state["hooks"])
+        own, stored = set(self.by_name), set(state["hooks"])
         if own != stored and not is_changed:
             raise UsageError(
                 "experiment-changed",
@@ -132,20 +152,23 @@ class HookSet:
                 fix="restore the experiment this run was started with, or start a new run",
             )
         for name in own & stored:
-            _load(self._hooks[name], state["hooks"][name], device)
+            _load(self.by_name[name], state["hooks"][name], device)
         self.begun = set(state["begun"]) & own
         self.metrics = dict(state["metrics"])
 
 
-def _attributes(hook: Any) -> Iterator[tuple[str, Any]]:
-    yield from list(getattr(hook, "__dict__", {}).items())
+def _attributes(hook: Any) -> dict[str, Any]:
+    """Its attributes, those in slots too."""
+    state: Any = object.__getstate__(hook)
+    parts = state if isinstance(state, tuple) else (state,)
+    return {name: value for part in parts for name, value in (part or {}).items()}
 
 
 def _load(hook: Any, state: Any, device: torch.device) -> None:
     if hasattr(hook, "state_dict"):
         hook.load_state_dict(state)
         return
-    for name, value in state.items():
+    for name, value in state["values"].items():
         now = getattr(hook, name, None)
         if not isinstance(value, Tensor):
             setattr(hook, name, value)
@@ -154,10 +177,11 @@ def _load(hook: Any, state: Any, device: torch.device) -> None:
             with torch.no_grad():
                 now.copy_(value)
         else:
-            setattr(hook, name, value.to(device, copy=True))
+            place = torch.device("cpu") if name in state["on_cpu"] else device
+            setattr(hook, name, value.to(place, copy=True))
 
 
-def _check_hook(hook: Any, experiment: Experiment) -> None:
+def _check_hook(hook: Any) -> None:
     kind = type(hook).__name__
     if isinstance(hook, type):
         problem = f"`hooks` returned the class {hook.__name__}."
@@ -181,11 +205,6 @@ def _check_hook(hook: Any, experiment: Experiment) -> None:
                 f"define it as `def {name}(self, context):`",
                 getattr(hook, name),
             ) from error
-    if "on_validation" in calls and experiment.validation_data is None:
-        raise _bad_hook(
-            f"the hook `{kind}` has `on_validation`, but nothing is validated.",
-            "give the experiment validation_data, or use on_epoch",
-        )
     if hasattr(hook, "state_dict") != hasattr(hook, "load_state_dict"):
         raise _bad_hook(
             f"the hook `{kind}` has only one of `state_dict` and `load_state_dict`.",
@@ -211,5 +230,5 @@ def _not_stored(hook: Any, name: str, value: Any) -> UsageError:
     )
 
 
-def _listed(names: Sequence[str] | set[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -194,10 +194,10 @@ class Validator:
                 f"`generate` returned {type(generated).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
-        shortened = tuple(_shortened(text) for text in texts[:_MOST_TEXTS])
+        kept = tuple(shortened(text) for text in texts[:_MOST_TEXTS])
         at, position = now_s(), session.position
         self._event_log.metric(
-            Generated(at=at, step=position.step, epoch=position.epoch, texts=shortened)
+            Generated(at=at, step=position.step, epoch=position.epoch, texts=kept)
         )
 
     def _warn_once(self, finding: Finding) -> None:
@@ -342,10 +342,10 @@ def _labels(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     """Names of the classes; their numbers where no names are given that fit."""
     if names is None or len(names) != num_classes:
         return tuple(map(str, range(num_classes)))
-    return tuple(map(_shortened, names))
+    return tuple(map(shortened, names))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """A text as JSON can hold it: not endless, and without halves of characters."""
     cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
     return cut.encode("utf-8", "replace").decode("utf-8")

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from flatout.engine.hooks import HookContext, HookEntry
+from flatout.engine.model.ema import WeightAverage
+from flatout.engine.ranks.gradient_buffers import are_same
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.session.session import Session
+from flatout.engine.session.validation import shortened
 from flatout.engine.tensors.png_file import png_of
 from flatout.errors import UsageError
 from flatout.schema.run_lines import Logged
@@ -23,11 +26,11 @@ from flatout.system.store.run_folder import RunFolder
 # Makes again what a step has recorded or compiled; given whether other weights may be trained now.
 Renew = Callable[[bool], None]
 
-_MOST_CHARACTERS = 4_000
-
 
 class HookRounds:
     """Calls a session's hooks, and says what follows for the training.
+
+    are_there: whether there are hooks. are_per_step: whether one has `on_step`.
 
     Args:
         session: what is trained.
@@ -40,24 +43,42 @@ class HookRounds:
         self._hooks = session.hooks
         self._event_log = event_log
         self._folder = folder
+        self._weights: list[Tensor] = list(session.model.parameters())
         self._entries: list[HookEntry] = []
         self._is_rebuild_due = False
+        # Attributes: a training without hooks pays no more for them.
+        self.are_there = bool(session.hooks.by_name)
+        self.are_per_step = session.hooks.has("on_step")
 
     def start(self) -> None:
         """Calls `on_start`; what it logs waits for `write`."""
+        session = self._session
+        if session.validation_feed is None:
+            self._hooks.check_validated()
+        if self.are_per_step and session.recipe.capture.value != "off":
+            # Of a run that is resumed with another file.
+            raise UsageError(
+                "recipe-does-not-fit",
+                "the run's steps are made in CUDA graphs, and a hook of the experiment has "
+                "`on_step`.",
+                because="it runs after every step, and may change what a graph holds",
+                fix="resume with --use capture=off",
+            )
         if self._hooks.has("on_start"):
             self._round("on_start")
+            if session.average is not None and session.position.step == 0:
+                # It begins with the weights that are trained.
+                session.average = WeightAverage(session.model, session.average.decay)
             # Steps are made after it.
             self._is_rebuild_due = False
         self._hooks.check()
 
     def after_step(self, loss: Tensor | Mapping[str, Tensor], renew: Renew) -> None:
         """Calls `on_step`."""
-        if self._hooks.has("on_step"):
-            is_refrozen = self._round("on_step", loss)
-            self.write()
-            if is_refrozen:
-                renew(True)
+        is_refrozen = self._round("on_step", loss)
+        self.write()
+        if is_refrozen:
+            renew(True)
 
     def after_validation(self, metrics: dict[str, float] | None, renew: Renew) -> None:
         """Calls `on_validation`; metrics: of a validation just now, None where there was none."""
@@ -103,18 +124,27 @@ class HookRounds:
             metrics=dict(self._hooks.metrics),
             loss=loss,
         )
-        before = _settings(session)
+        before, versions = _settings(session), _versions(session)
         with torch.no_grad():
             self._hooks.call(call, context)
         # A resume does not know of another mode either.
         session.model.train()
         session.check_groups()
+        # What is spread over ranks has other tensors after each pass through the model.
+        if session.sharding is None and not are_same(
+            self._weights, list(session.model.parameters())
+        ):
+            raise _replaced(call)
         after, reason = _settings(session), context.stop_reason
         if session.ranks.size > 1:
-            outcomes = session.ranks.all_gather([after, reason], about="hooks")
-            if len({settings for settings, _ in outcomes}) > 1:
+            own: list[Any] = [after, reason, _versions(session) != versions]
+            outcomes = session.ranks.all_gather(own, about="hooks")
+            if len({settings for settings, *_ in outcomes}) > 1:
                 raise _differ(call)
-            reason = next((reason for _, reason in outcomes if reason is not None), None)
+            reason = next((reason for _, reason, _ in outcomes if reason is not None), None)
+            if any(has_changed for *_, has_changed in outcomes):
+                # Each rank draws other random numbers, also to reset a layer.
+                session.ranks.copy_from_first(session.model)
         position.stop_reason = position.stop_reason or reason
         self._entries += context.logged
         if after == before:
@@ -135,14 +165,13 @@ class HookRounds:
                 path.parent.mkdir(parents=True, exist_ok=True)
             atomic_files.write_atomically(path, png_of(entry.picture))
             file = path.relative_to(self._folder.path).as_posix()
-        text = entry.text[:_MOST_CHARACTERS] if entry.text is not None else None
         return Logged(
             at=now_s(),
             step=position.step,
             epoch=position.epoch,
-            name=_written(entry.name),
+            name=shortened(entry.name),
             value=entry.number,
-            text=_written(text) if text is not None else None,
+            text=shortened(entry.text) if entry.text is not None else None,
             picture=file,
         )
 
@@ -161,6 +190,14 @@ def _settings(session: Session) -> str:
     return hashlib.sha256(repr((trained, groups)).encode()).hexdigest()
 
 
+def _versions(session: Session) -> list[int]:
+    """How often each weight and buffer was changed in place; only several ranks ask."""
+    if session.ranks.size == 1:
+        return []
+    tensors = (*session.model.parameters(), *session.model.buffers())
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
 def _safe(name: str) -> str:
     """A file's name that every file system can hold, another one for every name."""
     safe = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:60]
@@ -169,9 +206,13 @@ def _safe(name: str) -> str:
     return f"{safe or 'picture'}-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
-def _written(text: str) -> str:
-    """A text as JSON can hold it: without halves of characters."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _replaced(call: str) -> UsageError:
+    return UsageError(
+        "hook-replaced-weights",
+        f"`{call}` has put other weights into the model, or taken some out.",
+        because="the optimizer trains those that were there when it was built",
+        fix="change weights in place: weight.copy_(values), layer.reset_parameters()",
+    )
 
 
 def _differ(call: str) -> UsageError:

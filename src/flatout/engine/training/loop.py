@@ -232,7 +232,9 @@ class Loop:
 
     def _after_update(self, loss: Tensor | dict[str, Tensor]) -> Ending | None:
         step = self._session.position.step
-        self._hooks.after_step(loss, self._runner.renew)
+        if self._hooks.are_per_step:
+            self._runner.flush(is_waiting=True)
+            self._hooks.after_step(loss, self._runner.renew)
         if self._validate_every is not None and step % self._validate_every == 0:
             is_adapted = self._validate()
             self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
@@ -247,7 +249,7 @@ class Loop:
         if requests.has_moved:
             moved, self._reporter.moved = self._reporter.moved, None
             self._runner.speed_up(moved or OutOfMemory(part="pace", because="reported by rank 0"))
-        ending: Ending | None = self._hooks.ending()
+        ending: Ending | None = self._hooks.ending() if self._hooks.are_there else None
         if ending is not None:
             return ending
         if self._limits.recipe_changes_at == step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +25,14 @@ from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.lr_range import LrRange, LrSweep
 from flatout.schema.recipe import check_field
-from flatout.tune.lr_range import check_sweep, has_diverged, points_of, rates, suggested_lr
+from flatout.tune.lr_range import (
+    check_sweep,
+    has_diverged,
+    newest_mean,
+    points_of,
+    rates,
+    suggested_lr,
+)
 
 # Given the rate of a step that was made, and the share of the test that is over.
 OnStep = Callable[[float, float], None]
@@ -109,6 +116,7 @@ def _swept(
     groups = _Rates(session.optimizers)
     lrs, losses = rates(sweep), list[float]()
     step, updates = new_step(session, StepTimer(session.device)), _updates(session)
+    best = inf
     diverged_at = None
     session.model.train()
     for number, lr in enumerate(lrs, 1):
@@ -118,7 +126,9 @@ def _swept(
         session.position.step += 1
         losses.append(_number(loss))
         on_step(lr, number / len(lrs))
-        if has_diverged(losses, sweep):
+        mean = newest_mean(losses, sweep)
+        best = min(best, mean)
+        if not isfinite(losses[-1]) or has_diverged(mean, best):
             diverged_at = lr
             break
     points = points_of(lrs, [loss for loss in losses if isfinite(loss)], sweep)

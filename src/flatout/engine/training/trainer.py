@@ -473,9 +473,9 @@ def _not_emitted() -> Finding:
     return Finding(
         rule="hooks-not-emitted",
         severity="warning",
-        problem="the program that is written does not call the experiment's hooks.",
+        problem="what --emit prints does not call the experiment's hooks.",
         because="they are called by flatout's own loop",
-        fixes=(Fix(text="call them between its updates, or train with flatout"),),
+        fixes=(Fix(text="call them between the updates yourself, or train with flatout"),),
     )
 
 

@@ -58,7 +58,6 @@ def _outline(session: Session) -> CodeOutline:
         num_gathered=_num_gathered(session.feed),
         is_shuffled=experiment.shuffle,
         has_collate=experiment.collate is not None,
-        optimizer=_optimizer(session),
         has_named_parameters=experiment.named_parameters,
         is_counted=_is_counted(session),
         is_by_steps=experiment.steps is not None,
@@ -77,13 +76,6 @@ def _outline(session: Session) -> CodeOutline:
         checkpointing_prefix=name_of_its_own(blocks[own[0]]) if own else "",
         cpus=_cpus(session.facts.topology),
     )
-
-
-def _optimizer(session: Session) -> str:
-    """The class of the optimizer; nothing where it is not torch's, or where there are several."""
-    kinds = {type(one) for one in session.optimizers.by_name.values()}
-    names = [one.__name__ for one in kinds if getattr(torch.optim, one.__name__, None) is one]
-    return names[0] if len(session.optimizers.by_name) == 1 and names else ""
 
 
 def _cpus(topology: Topology) -> dict[CpuAffinity, tuple[int, ...]]:

@@ -114,7 +114,6 @@ def _flags(plan: Plan, emit: Emit) -> dict[str, bool]:
     flags = flags_of(plan)
     is_read = outline.data_kind != "tensors"
     has_workers = is_read and recipe.loader_workers.value > 0
-    is_fused_adamw = flags["fused"] and outline.optimizer == "AdamW"
     is_own_argument = emit == "hf" and outline.self_checkpointing == ("",)
     return {
         **flags,
@@ -129,9 +128,7 @@ def _flags(plan: Plan, emit: Emit) -> dict[str, bool]:
         "dynamic": recipe.compile_mode.value == "dynamic",
         "own_argument": flags["recomputed_by_itself"] and is_own_argument,
         "enabled_by_hand": flags["recomputed_by_itself"] and not is_own_argument,
-        "own_optimizer": is_fused_adamw,
-        "changed_groups": flags["implementation"]
-        and (emit == "accelerate" or (emit == "hf" and not is_fused_adamw)),
+        "changed_groups": flags["implementation"] and emit != "lightning",
         "checkpoints": recipe.checkpoint_every.value is not None,
         "callbacks": flags["implementation"] or recipe.checkpoint_every.value is not None,
     }
@@ -218,10 +215,8 @@ def _names(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
         if flags["recomputed"] or flags["compiled_loss"]:
             yield "model", "the network in it, as in the experiment"
     else:
-        is_hf = emit == "hf"
-        yield "model", "its forward pass returns the loss" if is_hf else "the network"
-        if not (is_hf and flags["own_optimizer"]):
-            yield "optimizer", "the optimizer of its parameters"
+        yield "model", "its forward pass returns the loss" if emit == "hf" else "the network"
+        yield "optimizer", "the optimizer of its parameters"
     if emit == "accelerate":
         result = "a sum and its count" if flags["counted"] else "the loss"
         yield "loss_of", f"a function of model and batch that returns {result}"
@@ -351,4 +346,4 @@ def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     if recipe.activation_checkpointing.value not in (False, True) and outline.self_checkpointing:
         yield "activation_checkpointing", "all blocks are computed again, not only this share"
     if recipe.clip_norm.value is None and emit == "hf":
-        yield "clip_norm", "the Trainer computes the norm of the gradients anyway"
+        yield "clip_norm", "transformers 5 computes the norm of the gradients anyway"

@@ -1,7 +1,7 @@
 """Text of the settings that `flatout tune --emit lightning|hf|accelerate` writes.
 
-Argument names are those of Lightning 2.5, transformers 4.46, Accelerate 1.2 and later versions. See
-`code_lines.py` for the marks.
+Argument names are those of Lightning 2.5, transformers 4.46, Accelerate 1.2 and later versions; one
+that is newer says so. See `code_lines.py` for the marks.
 """
 
 ROWS = '''
@@ -132,7 +132,8 @@ with sdpa_kernel(SDPBackend.$backend):  #| attention
 """
 
 TRANSFORMERS = """
-# Add what is not about speed: learning_rate, weight_decay, lr_scheduler_type and so on.
+# What is not about speed is the Trainer's: unless lr_scheduler_type is set, the learning rate falls
+# linearly to 0.
 arguments = TrainingArguments(
     num_train_epochs=epochs,  #? !steps
     max_steps=steps,  #? steps
@@ -147,8 +148,6 @@ arguments = TrainingArguments(
     gradient_accumulation_steps=$num_parts,
     #= clip_norm
     max_grad_norm=$largest_norm,
-    #= optimizer_implementation  #? own_optimizer
-    optim="adamw_torch_fused",  #? own_optimizer
     #= compiled  #? compiled_loss
     torch_compile=True,  #? compiled_loss
     #= compile_mode  #? compiled_loss !dynamic
@@ -169,6 +168,7 @@ arguments = TrainingArguments(
     accelerator_config={"non_blocking": True},  #? pin
     # Rows returns whole batches, which have no columns to remove.  #? tensors
     remove_unused_columns=False,  #? tensors
+    # Of transformers 5; before, override Trainer._get_train_sampler.  #? indexed !shuffled
     train_sampling_strategy="sequential",  #? indexed !shuffled
     # Checking each loss would wait for the GPU.  #? cuda
     logging_nan_inf_filter=False,  #? cuda
@@ -182,7 +182,7 @@ trainer = Trainer(
     train_dataset=dataset,
     data_collator=unchanged,  #? tensors
     data_collator=collate,  #? collated
-    optimizers=(optimizer, None),  #? !own_optimizer
+    optimizers=(optimizer, None),
 )
 #= attention  #? attention
 with sdpa_kernel(SDPBackend.$backend):  #| attention
