@@ -14,20 +14,13 @@ import pytest
 
 from flatout.errors import UsageError
 from flatout.monitor.tensorboard import scalars
-from flatout.monitor.tracker import (
-    Arrived,
-    Tracked,
-    TrackedEnd,
-    TrackedRow,
-    TrackedRun,
-    rows_of,
-)
+from flatout.monitor.tracker import Arrived, Tracked, TrackedRow, TrackedRun, rows_of
 from flatout.runs import tracking
 from flatout.runs.tracking import Sending, follow
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.machine_sample import HostSample, MachineSample
-from flatout.schema.run import RunHeader
+from flatout.schema.run import RunHeader, Status
 from flatout.schema.run_lines import (
     EpochEnded,
     Failed,
@@ -57,7 +50,8 @@ class Server:
         self.is_confirmed = is_confirmed
         self.rows: list[TrackedRow] = []
         self.runs: list[TrackedRun] = []
-        self.ends: list[TrackedEnd] = []
+        self.statuses: list[str] = []
+        self.files: set[str] = set()
         self.is_away = False
         self.num_lost_answers = 0
         self.num_lookups = 0
@@ -97,9 +91,10 @@ class Recording:
             self._server.num_lost_answers -= 1
             raise TimeoutError("no answer")
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         self._answer()
-        self._server.ends.append(end)
+        self._server.statuses.append(status)
+        self._server.files |= {path.name for paths in files.values() for path in paths}
 
     def close(self) -> None:
         pass
@@ -211,7 +206,7 @@ def test_each_value_arrives_once_after_a_kill_and_a_resume(
     follow(on_way, is_following=True)
     assert steps_of(server, "train/loss") == [1, 2, 3, 5, 6, 8]
     assert steps_of(server, "train/epoch_loss") == [4, 6, 8]
-    assert [end.status for end in server.ends] == ["finished"]
+    assert server.statuses == ["finished"]
     assert positions(folder)[0].is_done and positions(folder)[0].finding is None
     assert bool(server.num_lookups) == (is_lost or is_restarted)
     # Afterwards there is nothing left to send.
@@ -314,7 +309,7 @@ def test_steps_of_a_failed_run_are_not_sent_again(folder: RunFolder) -> None:
     finding = Finding(rule="a-b", severity="error", problem="p")
     append(folder.events, Failed(at=6.0, step=5, finding=finding))
     follow(sending(folder, server), is_following=True)
-    assert server.ends[-1].status == "failed"
+    assert server.statuses[-1] == "failed"
     cut_to(folder, 2)
     append(folder.metrics, *map(progress, range(3, 8)))
     append(folder.events, finished(7))
@@ -328,7 +323,7 @@ def test_run_that_was_killed_is_sent_whole(folder: RunFolder) -> None:
     append(folder.metrics, *map(progress, range(1, 6)))
     follow(sending(folder, server), is_following=True)
     assert server.values == in_files(folder)
-    assert server.ends[-1].status == "interrupted"
+    assert server.statuses[-1] == "interrupted"
 
 
 def test_tracker_that_is_away_is_one_finding_without_a_password(
@@ -392,8 +387,7 @@ def test_open_gives_parameters_and_the_end_gives_files(folder: RunFolder) -> Non
     follow(sending(folder, server), is_following=True)
     (run,) = server.runs
     assert run.parameters["seed"] == 3 and run.parameters["lr"] > 0
-    names = {path.name for paths in server.ends[0].files.values() for path in paths}
-    assert {"weights.safetensors", "versions.txt"} <= names
+    assert {"weights.safetensors", "versions.txt"} <= server.files
 
 
 def test_samples_are_of_the_step_before_them(folder: RunFolder) -> None:
@@ -424,7 +418,9 @@ def test_parse_tracker(text: str, shown: str) -> None:
     assert target.key == parse_tracker(shown).key
 
 
-@pytest.mark.parametrize("text", ["", "mlfow", "mlflow:", "http://ann:secret@host", "mlflow:http://ann:sec/secret@host"])
+@pytest.mark.parametrize(
+    "text", ["", "mlfow", "mlflow:", "http://ann:secret@host", "mlflow:http://ann:se/secret@host"]
+)
 def test_parse_tracker_when_it_is_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_tracker(text)

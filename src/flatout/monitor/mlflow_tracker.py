@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.monitor.tracker import Arrived, TrackedEnd, TrackedRow, TrackedRun, package
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun
 from flatout.schema.addresses import without_secrets
+from flatout.schema.run import Status
 from flatout.schema.suggested_command import typed_value
 
 # Of a request. Source: MLflow, "REST API", section "Log Batch", Request Limits.
@@ -25,16 +27,14 @@ class MlflowTracker:
 
     Args:
         where: the tracking URI.
-
-    Raises:
-        UsageError: tracker-not-installed.
     """
 
     is_confirmed = True
 
     def __init__(self, where: str) -> None:
-        self._entities = package("mlflow", "mlflow.entities")
-        self._client = package("mlflow", "mlflow.tracking").MlflowClient(tracking_uri=where)
+        self._entities = importlib.import_module("mlflow.entities")
+        tracking = importlib.import_module("mlflow.tracking")
+        self._client = tracking.MlflowClient(tracking_uri=where)
         self._where = where
         self._run_id = ""
         self.url: str | None = None
@@ -97,7 +97,7 @@ class MlflowTracker:
         )
 
     def send(self, rows: Sequence[TrackedRow]) -> None:
-        """Adds rows: numbers as metrics, then texts and pictures as files in a folder of the name."""
+        """Adds rows: numbers as metrics; texts and pictures as files, in a folder of the name."""
         metrics, files = [], []
         for row in rows:
             for name, value in row.values.items():
@@ -114,13 +114,13 @@ class MlflowTracker:
             else:
                 self._client.log_artifact(self._run_id, str(value), folder)
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         """Adds files, which take the place of those of the same name, and sets the status."""
-        for folder, paths in end.files.items():
+        for folder, paths in files.items():
             for path in paths:
                 self._client.log_artifact(self._run_id, str(path), folder or None)
-        status = _STATUSES.get(end.status, "KILLED")
-        self._client.set_terminated(self._run_id, status, end_time=_ms(end.at))
+        named = _STATUSES.get(status, "KILLED")
+        self._client.set_terminated(self._run_id, named, end_time=_ms(at))
 
     def close(self) -> None:
         """Gives up: nothing is held."""

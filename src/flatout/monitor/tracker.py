@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from flatout.errors import UsageError
 from flatout.monitor.tensorboard import sample_scalars, scalars
 from flatout.schema.experiment_spec import Value
 from flatout.schema.machine_sample import MachineSample
@@ -59,16 +57,6 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
 
 
-class TrackedEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run, for now: it may be resumed. files: in the tracker's folder -> their paths;
-    "" for files at the top.
-    """
-
-    status: Status
-    at: float
-    files: dict[str, tuple[Path, ...]]
-
-
 class Tracker(Protocol):
     """A run in a tracker. Whatever an adapter raises, it is closed, and another one tries again.
 
@@ -91,30 +79,16 @@ class Tracker(Protocol):
         """Adds rows."""
         ...
 
-    def end(self, end: TrackedEnd) -> None:
-        """Adds files, and sets the status; when it returns, everything has arrived."""
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
+        """Adds files, by the folder that they go to, and sets the status; the run may be resumed.
+
+        When it returns, everything has arrived.
+        """
         ...
 
     def close(self) -> None:
         """Gives up, after a failure."""
         ...
-
-
-def package(name: str, module: str | None = None) -> Any:
-    """A tracker's package, imported by name, since nothing but this needs it.
-
-    Raises:
-        UsageError: tracker-not-installed.
-    """
-    try:
-        return importlib.import_module(module or name)
-    except ImportError as error:
-        raise UsageError(
-            "tracker-not-installed",
-            f"the tracker needs the package {name}.",
-            because=str(error),
-            fix=f"pip install 'flatout[{name}]'",
-        ) from error
 
 
 def rows_of(
@@ -124,7 +98,9 @@ def rows_of(
 
     step: of the line before. pictures: the folder of those that hooks have logged.
     """
-    rows = [TrackedRow(at=line.at, step=line.step, values=_values(line, pictures)) for line in lines]
+    rows = [
+        TrackedRow(at=line.at, step=line.step, values=_values(line, pictures)) for line in lines
+    ]
     times, steps = [row.at for row in rows], [row.step for row in rows]
     for sample in samples:
         place = bisect_right(times, sample.at)

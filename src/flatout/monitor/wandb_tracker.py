@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flatout.monitor.tracker import Arrived, TrackedEnd, TrackedRow, TrackedRun, package
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun
+from flatout.schema.run import Status
 
 OFFLINE = "offline"
 # The column that charts have on their x axis.
@@ -25,15 +27,12 @@ class WandbTracker:
 
     Args:
         where: `offline`, PROJECT, ENTITY/PROJECT, or both after the address of a server.
-
-    Raises:
-        UsageError: tracker-not-installed.
     """
 
     is_confirmed = False
 
     def __init__(self, where: str | None) -> None:
-        self._wandb = package("wandb")
+        self._wandb = importlib.import_module("wandb")
         self._where = where or ""
         self._run: Any = None
         # Read from the server only where it is in doubt.
@@ -88,12 +87,12 @@ class WandbTracker:
             }
             self._run.log({_STEP: row.step, "_timestamp": row.at, **values})
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         """Adds files, and waits until all has arrived."""
-        for paths in end.files.values():
+        for paths in files.values():
             for path in paths:
                 self._run.save(str(path), base_path=str(path.parent), policy="now")
-        self._run.finish(exit_code=0 if end.status in ("finished", "stopped") else 1)
+        self._run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
         self._run = None
 
     def close(self) -> None:

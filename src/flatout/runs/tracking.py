@@ -12,19 +12,20 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError
 from flatout.monitor import plots
-from flatout.monitor.tracker import Arrived, TrackedEnd, TrackedRow, TrackedRun, Tracker, rows_of
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun, Tracker, rows_of
 from flatout.runs.listing import known_parameters
 from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run import Run
-from flatout.schema.run_lines import Event, Line, Metric, Started
+from flatout.schema.run_lines import Event, Metric, Started
 from flatout.schema.tracking import TrackerJob, TrackerPosition, TrackerTarget
 from flatout.schema.units import seconds_text
 from flatout.system import clock
@@ -89,7 +90,7 @@ class Sending:
             files = _files_of(run, self.folder, self.files.folder)
             sizes = [path.stat().st_size for paths in files.values() for path in paths]
             self.bytes_on_way = sum(sizes)
-            self._tracker.end(TrackedEnd(status=run.status, at=_ended_at(run), files=files))
+            self._tracker.end(run.status, _ended_at(run), files)
             self._tracker = None
             self._kept = self._position
         self._keep(
@@ -130,19 +131,27 @@ class Sending:
     def _send_batch(self, tracker: Tracker, *, is_over: bool) -> bool:
         """Sends the next lines, with the samples of their time; False if there are none."""
         before = self._position
-        lines, metrics_bytes = self._next_lines()
+        fresh = islice(lines_after(self.folder.metrics, before.metrics_bytes, Metric), _BATCH_LINES)
+        lines, metrics_bytes = _taken(fresh, before.metrics_bytes)
         # After the lines: where the run has gone back, they may be of the file as it is now.
         if self._has_gone_back():
             return True
         is_last = is_over and metrics_bytes == before.metrics_bytes
         until = float("inf") if is_last else max((line.at for line in lines), default=0.0)
-        samples, samples_bytes = self._samples_until(until)
+        found = lines_after(self.folder.samples, before.samples_bytes, MachineSample)
+        samples, samples_bytes = _taken(
+            takewhile(lambda sample: sample[0].at <= until, found), before.samples_bytes
+        )
         if metrics_bytes == before.metrics_bytes and samples_bytes == before.samples_bytes:
             return False
         rows = list(rows_of(lines, samples, self._step, self.folder.pictures))
-        missing = [row for row in map(self._missing, rows) if row.values]
-        if missing:
-            tracker.send(missing)
+        lacking = []
+        for row in rows:
+            values = {name: value for name, value in row.values.items() if self._lacks(name, row)}
+            if values:
+                lacking.append(msgspec.structs.replace(row, values=values))
+        if lacking:
+            tracker.send(lacking)
         for row in rows:
             if not row.is_sample:
                 self._raise_steps(dict.fromkeys(row.values, row.step))
@@ -169,11 +178,6 @@ class Sending:
         )
         return True
 
-    def _missing(self, row: TrackedRow) -> TrackedRow:
-        """A row with those of its values that have not arrived."""
-        values = {name: value for name, value in row.values.items() if self._lacks(name, row)}
-        return msgspec.structs.replace(row, values=values)
-
     def _lacks(self, name: str, row: TrackedRow) -> bool:
         if self._is_in_doubt and name not in self._arrived:
             assert self._tracker is not None
@@ -190,27 +194,18 @@ class Sending:
         higher = {name: max(step, steps.get(name, -1)) for name, step in reached.items()}
         self._position = msgspec.structs.replace(self._position, steps=steps | higher)
 
-    def _next_lines(self) -> tuple[list[Line], int]:
-        lines: list[Line] = []
-        at_bytes = self._position.metrics_bytes
-        fresh = lines_after(self.folder.metrics, at_bytes, Metric)
-        for line, at_bytes in islice(fresh, _BATCH_LINES):
-            lines.append(line)
-        return lines, at_bytes
-
-    def _samples_until(self, at: float) -> tuple[list[MachineSample], int]:
-        samples: list[MachineSample] = []
-        at_bytes = self._position.samples_bytes
-        for sample, end_bytes in lines_after(self.folder.samples, at_bytes, MachineSample):
-            if sample.at > at:
-                break
-            samples.append(sample)
-            at_bytes = end_bytes
-        return samples, at_bytes
-
     def _keep(self, position: TrackerPosition) -> None:
         self._kept = position
         self.files.write(position)
+
+
+def _taken(lines: Iterable[tuple[Any, int]], offset: int) -> tuple[list[Any], int]:
+    """Lines, and the offset behind the last of them."""
+    taken = []
+    for line, end in lines:
+        taken.append(line)
+        offset = end
+    return taken, offset
 
 
 def follow(sending: Sending, *, is_following: bool) -> None:
@@ -248,7 +243,7 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
         except Exception as error:  # noqa: BLE001
             if not folder.header.exists():
                 return  # The run was removed.
-            is_last = isinstance(error, UsageError) or not is_following
+            is_last = isinstance(error, ImportError) or not is_following
             is_last |= over.is_set() and clock.elapsed_s() > over_s + _RETRY_S
             sending.fail(_reason(error), is_done=is_last)
             if is_last:

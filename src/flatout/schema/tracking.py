@@ -89,7 +89,7 @@ def parse_tracker(text: str) -> TrackerTarget:
     if kind not in kinds:
         # Not all of it: what follows may hold a password.
         problem = f"`--track {kind}` does not name a tracker."
-        raise UsageError("bad-tracker", problem, fix=nearest(kind, (*kinds, NO_TRACKER)))
+        raise UsageError("bad-tracker", problem, fix=nearest(kind, {*kinds, NO_TRACKER} - {kind}))
     if colon and not where:
         raise UsageError(
             "bad-tracker", f"`--track {kind}:` names no place.", fix=f"--track {kind}"
