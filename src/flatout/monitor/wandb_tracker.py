@@ -69,12 +69,14 @@ class WandbTracker:
             server, _, _ = _place(self._where)
             key = server.pop("api_key", None)
             run = self._wandb.Api(server, api_key=key).run(self._run.path)
-            for row in run.scan_history():
-                at_ms = int((row.get("_timestamp") or 0) * 1000)
+            for scanned in run.scan_history():
+                # Some versions have None where a row has no such value.
+                row = {one: value for one, value in scanned.items() if value is not None}
+                step, at_ms = row.get(_STEP, -1), int(row.get("_timestamp", 0) * 1000)
                 for one in row:
                     before = self._arrived.get(one, Arrived())
                     self._arrived[one] = Arrived(
-                        step=max(before.step, row.get(_STEP, -1)), at_ms=max(before.at_ms, at_ms)
+                        step=max(before.step, step), at_ms=max(before.at_ms, at_ms)
                     )
         return self._arrived.get(name, Arrived())
 
