@@ -477,7 +477,7 @@ def test_show_says_what_a_tracker_has(trained: Any) -> None:
 def test_show_says_where_the_process_that_sends_was_killed(trained: Any) -> None:
     folder = RunFolder(trained.runs / "mine-0001")
     files = TrackerFiles(folder, TARGET)
-    files.write(msgspec.structs.replace(files.read(), is_sending=True))
+    files.write(msgspec.structs.replace(files.read(), is_sending=True, is_done=False))
     shown = trained.run("show", "mine-0001").stdout
     assert "mlflow:http://127.0.0.1:9 · incomplete" in shown and "was killed" in shown
 
