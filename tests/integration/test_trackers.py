@@ -229,8 +229,11 @@ def test_mlflow_server_after_a_kill_and_a_resume(home: Home, server: str) -> Non
     sent, kept = in_mlflow(server, "killed"), in_files(folder)
     assert len({(name, step) for name, step, _, _ in lines_in(sent)}) == len(lines_in(sent))
     # Progress comes by time: only what was sent before the kill may be of other steps.
-    same = [(name, step, value) for name, step, _, value in lines_in(kept)
-            if step <= reached or not name.startswith("train/") or name == "train/epoch_loss"]
+    same = [
+        (name, step, value)
+        for name, step, _, value in lines_in(kept)
+        if step <= reached or not name.startswith("train/") or name == "train/epoch_loss"
+    ]
     assert set(same) <= {(name, step, value) for name, step, _, value in sent}
     assert max(step for _, step, _, _ in sent) == max(step for _, step, _, _ in kept)
     samples = [[(name, at, value) for name, _, at, value in values if name[:8] == "machine/"]

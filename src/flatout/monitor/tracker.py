@@ -15,7 +15,6 @@ from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run import Status
 from flatout.schema.run_lines import Line, Logged
 
-
 # A number, a text, or the file of a picture.
 Tracked = float | str | Path
 

@@ -173,9 +173,7 @@ class Sending:
             self._position = msgspec.structs.replace(before, events_bytes=events_bytes)
             return False
         self._before, self._step = before.steps, 0
-        self._position = msgspec.structs.replace(
-            before, events_bytes=events_bytes, metrics_bytes=0
-        )
+        self._position = msgspec.structs.replace(before, events_bytes=events_bytes, metrics_bytes=0)
         return True
 
     def _lacks(self, name: str, row: TrackedRow) -> bool:

@@ -91,9 +91,7 @@ def parse_tracker(text: str) -> TrackerTarget:
         problem = f"`--track {kind}` does not name a tracker."
         raise UsageError("bad-tracker", problem, fix=nearest(kind, {*kinds, NO_TRACKER} - {kind}))
     if colon and not where:
-        raise UsageError(
-            "bad-tracker", f"`--track {kind}:` names no place.", fix=f"--track {kind}"
-        )
+        raise UsageError("bad-tracker", f"`--track {kind}:` names no place.", fix=f"--track {kind}")
     if _UNCLEAR.search(where):
         raise UsageError(
             "bad-tracker",
