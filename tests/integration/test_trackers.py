@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from flatout.monitor.mlflow_tracker import MlflowTracker
 from flatout.monitor.tensorboard import sample_scalars, scalars
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun
 from flatout.schema.run_lines import Metric
 from flatout.schema.tracking import TrackerPosition
 from flatout.system.atomic_files import read_lines
@@ -158,6 +160,11 @@ def in_mlflow(uri: str, name: str) -> Values:
     )
 
 
+def lines_in(values: Values) -> Values:
+    """Those that are not samples of the machine."""
+    return [value for value in values if not value[0].startswith("machine/")]
+
+
 def files_in(client: Any, run_id: str, folder: str | None = None) -> set[str]:
     found = set()
     for file in client.list_artifacts(run_id, folder):
@@ -171,7 +178,8 @@ def kill_in_the_middle(home: Home, name: str, *words: str) -> None:
                          "--use", "checkpoint_every=40", *words)  # fmt: skip
     folder = home.run_folder(name)
     until(lambda: len(folder.checkpoint_steps()) > 1
-          and any(one.is_sending or one.num_rows for one in positions(folder)))  # fmt: skip
+          and any(one.steps or one.target.kind == "wandb" and one.is_sending
+                  for one in positions(folder)))  # fmt: skip
     import psutil
 
     own = [one for one in psutil.process_iter(["pid", "cmdline"])
@@ -218,8 +226,40 @@ def test_mlflow_server_after_a_kill_and_a_resume(home: Home, server: str) -> Non
     home.run("train", "--resume", "killed", "--steps", str(reached + 200))
     (position,) = all_sent(folder)
     assert position.finding is None
-    assert in_mlflow(server, "killed") == in_files(folder)
+    sent, kept = in_mlflow(server, "killed"), in_files(folder)
+    assert len({(name, step) for name, step, _, _ in lines_in(sent)}) == len(lines_in(sent))
+    # Progress comes by time: only what was sent before the kill may be of other steps.
+    same = [
+        (name, step, value)
+        for name, step, _, value in lines_in(kept)
+        if step <= reached or not name.startswith("train/") or name == "train/epoch_loss"
+    ]
+    assert set(same) <= {(name, step, value) for name, step, _, value in sent}
+    assert max(step for _, step, _, _ in sent) == max(step for _, step, _, _ in kept)
+    samples = [[(name, at, value) for name, _, at, value in values if name[:8] == "machine/"]
+               for values in (sent, kept)]  # fmt: skip
+    assert sorted(samples[0]) == sorted(samples[1])
     assert mlflow_run(server, "killed")[1].info.status == "FINISHED"
+
+
+@needs_mlflow
+def test_mlflow_has_texts_and_pictures_by_step(server: str, tmp_path: Path) -> None:
+    picture = tmp_path / "seen-000003.png"
+    picture.write_bytes(b"p")
+    tracker = MlflowTracker(server)
+    run = TrackedRun(id="hooks", key="hooks 1.0", experiment="hooks", created_at=1.0,
+                     parameters={}, recipe={}, folder=tmp_path)  # fmt: skip
+    assert tracker.open(run)
+    assert tracker.last("logged/norm") == Arrived()
+    rows = [TrackedRow(at=2.5, step=3, values={"logged/norm": 2.0, "logged/said": "so"}),
+            TrackedRow(at=2.6, step=3, values={"logged/seen": picture})]  # fmt: skip
+    # Twice: files replace each other.
+    tracker.send(rows)
+    tracker.send(rows)
+    assert tracker.last("logged/norm") == Arrived(step=3, at_ms=2500)
+    client, found = mlflow_run(server, "hooks")
+    files = files_in(client, found.info.run_id)
+    assert files == {"logged/said/000003.txt", "logged/seen/seen-000003.png"}
 
 
 @needs_mlflow
@@ -300,8 +340,8 @@ def in_wandb(folder: RunFolder) -> Values:
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
             for item in record.history.item
         }
-        if "row" in row:
-            names = [name for name in row if name not in ("row", "step") and name[0] != "_"]
+        if "step" in row:
+            names = [name for name in row if name != "step" and name[0] != "_"]
             at = int(row["_timestamp"] * 1000)
             values += [(name, row["step"], at, float(row[name])) for name in names]
     return sorted(values)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flatout.cli.commands import train
 from flatout.errors import UsageError
 from flatout.system.config_file import ConfigFile
 
@@ -31,7 +32,7 @@ def header(cli: Any, run: str) -> dict[str, Any]:
 
 
 def written(cli: Any, text: str) -> str:
-    (cli.folder / "mine.toml").write_text(text)
+    (cli.folder / "mine.toml").write_text(text, encoding="utf-8")
     return "mine.toml"
 
 
@@ -54,6 +55,22 @@ def test_config_gives_way_to_what_is_typed(cli: Any) -> None:
     assert made["spec"]["parameters"] == {"steps": 5, "pause": 0.02}
     assert made["spec"]["fixed"] == {"precision": "fp32", "out_of_memory": "auto"}
     assert made["config"]["values"] == {}
+
+
+def test_config_gives_way_to_a_field_that_is_typed(cli: Any) -> None:
+    name = written(cli, "device = 'cuda'\non_oom = 'stop'\nepochs = 1\n")
+    words = ("--use", "device=cpu", "--use", "out_of_memory=auto", "--name", "fields")
+    done = cli.run(*cli.train("--config", name, *words))
+    assert done.returncode == 0, done.stderr
+    made = header(cli, "fields")
+    assert made["spec"]["fixed"] == {"device": "cpu", "out_of_memory": "auto"}
+    assert made["config"]["values"] == {"epochs": "1"}
+
+
+def test_config_keeps_no_password(cli: Any) -> None:
+    name = written(cli, "\ufefftrack = ['mlflow:http://ann:secret@host?token=secret']\n")
+    context = train.command.make_context("train", ["x", "--config", str(cli.folder / name)])
+    assert context.params["config"].values == {"track": "mlflow:http://ann:****@host?token=****"}
 
 
 def test_config_names_the_experiment_and_is_kept_and_shown(cli: Any) -> None:
@@ -86,6 +103,8 @@ def test_config_names_the_experiment_and_is_kept_and_shown(cli: Any) -> None:
         ("[set]\nsteps = [1]", "line 2: `steps` needs a single value"),
         ("[use]\nprecison = 'bf16'", "line 2: `precison` is not a field of the recipe"),
         ("[sett]\nx = 1", "line 1: `sett` is not an option"),
+        ("\nset.step = 3", "line 2: `step` is not a parameter of the experiment"),
+        ("\nset = { step = 3 }", "line 2: `step` is not a parameter of the experiment"),
         ("on-oom = 'stop'\non_oom = 'stop'", "`on-oom` is set twice"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -13,21 +14,29 @@ import pytest
 
 from flatout.errors import UsageError
 from flatout.monitor.tensorboard import scalars
-from flatout.monitor.tracker import TrackedEnd, TrackedRow, TrackedRun, rows_of
+from flatout.monitor.tracker import Arrived, Tracked, TrackedRow, TrackedRun, rows_of
 from flatout.runs import tracking
 from flatout.runs.tracking import Sending, follow
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
 from flatout.schema.machine_sample import HostSample, MachineSample
-from flatout.schema.run import RunHeader
-from flatout.schema.run_lines import EpochEnded, Failed, Finished, Line, Progress, Started
+from flatout.schema.run import RunHeader, Status
+from flatout.schema.run_lines import (
+    EpochEnded,
+    Failed,
+    Finished,
+    Line,
+    Logged,
+    Progress,
+    Started,
+)
 from flatout.schema.tracking import TrackerTarget, parse_tracker, parse_trackers
 from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files
 from flatout.system.site_policy import read_site
 from flatout.system.store.run_folder import RunFolder, create_run, read_run
 from flatout.system.store.sample_file import SampleFile
-from flatout.system.store.tracker_files import TrackerFiles, positions
+from flatout.system.store.tracker_files import TrackerFiles, not_received, positions
 from flatout.system.tracker_process import requested_trackers
 
 TARGET = TrackerTarget(kind="mlflow", where="http://127.0.0.1:9")
@@ -41,12 +50,14 @@ class Server:
         self.is_confirmed = is_confirmed
         self.rows: list[TrackedRow] = []
         self.runs: list[TrackedRun] = []
-        self.ends: list[TrackedEnd] = []
+        self.statuses: list[str] = []
+        self.files: set[str] = set()
         self.is_away = False
         self.num_lost_answers = 0
+        self.num_lookups = 0
 
     @property
-    def values(self) -> list[tuple[int, str, float]]:
+    def values(self) -> list[tuple[int, str, Tracked]]:
         return [(row.step, name, value) for row in self.rows for name, value in row.values.items()]
 
 
@@ -65,9 +76,13 @@ class Recording:
         self._server.runs.append(run)
         return is_new
 
-    def missing(self, rows: Sequence[TrackedRow]) -> list[TrackedRow]:
-        known = {row.number for row in self._server.rows}
-        return [row for row in rows if row.number not in known]
+    def last(self, name: str) -> Arrived:
+        self._server.num_lookups += 1
+        rows = [row for row in self._server.rows if name in row.values]
+        return Arrived(
+            step=max((row.step for row in rows), default=-1),
+            at_ms=max((row.at_ms for row in rows), default=-1),
+        )
 
     def send(self, rows: Sequence[TrackedRow]) -> None:
         self._answer()
@@ -76,9 +91,10 @@ class Recording:
             self._server.num_lost_answers -= 1
             raise TimeoutError("no answer")
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         self._answer()
-        self._server.ends.append(end)
+        self._server.statuses.append(status)
+        self._server.files |= {path.name for paths in files.values() for path in paths}
 
     def close(self) -> None:
         pass
@@ -128,10 +144,10 @@ def append(path: Path, *lines: Line) -> None:
     file.close()
 
 
-def checkpoint(folder: RunFolder, step: int) -> None:
-    place = folder.checkpoints / f"{step:06d}"
-    place.mkdir(parents=True)
-    (place / "rank0.json").touch()
+def sample(folder: RunFolder, *times: float) -> None:
+    with SampleFile(folder.samples) as file:
+        for at in times:
+            file.append(MachineSample(at=at, host=HostSample(utilization=0.5)))
 
 
 def cut_to(folder: RunFolder, step: int) -> None:
@@ -151,42 +167,117 @@ def sending(folder: RunFolder, server: Server) -> Sending:
     return Sending(folder, TARGET, lambda: Recording(server))
 
 
-def test_lines_are_sent_once_a_checkpoint_is_behind_them(folder: RunFolder) -> None:
+def test_lines_are_sent_at_once(folder: RunFolder) -> None:
     server = Server()
     append(folder.events, started(0))
     append(folder.metrics, *map(progress, range(1, 6)))
     on_way = sending(folder, server)
-    on_way.send(is_all=False)
-    assert server.values == []
-    checkpoint(folder, 4)
-    on_way.send(is_all=False)
-    # One of the checkpoint's own step may come behind it, and again after a resume.
-    assert {step for step, _, _ in server.values} == {1, 2, 3}
-    on_way.send(is_all=True)
+    on_way.send(is_over=False)
+    assert server.values == in_files(folder)
+    append(folder.metrics, epoch(5), progress(6))
+    on_way.send(is_over=False)
     assert server.values == in_files(folder)
 
 
-@pytest.mark.parametrize("is_confirmed", [True, False])
+def steps_of(server: Server, name: str) -> list[int]:
+    return [step for step, one, _ in server.values if one == name]
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
 def test_each_value_arrives_once_after_a_kill_and_a_resume(
-    folder: RunFolder, is_confirmed: bool
+    folder: RunFolder, is_restarted: bool, is_lost: bool
 ) -> None:
-    server = Server(is_confirmed=is_confirmed)
+    server = Server()
     append(folder.events, started(0))
-    append(folder.metrics, *map(progress, range(1, 6)))
-    checkpoint(folder, 4)
-    # Killed with the run, after it has sent what it could.
-    sending(folder, server).send(is_all=False)
-    cut_to(folder, 4)
-    # Lines come by time: those that are computed again are of other steps.
-    append(folder.metrics, epoch(4), progress(6), progress(8), epoch(8))
+    append(folder.metrics, *map(progress, range(1, 4)), epoch(4), progress(5), progress(6))
+    on_way = sending(folder, server)
+    server.num_lost_answers = int(is_lost)
+    with pytest.raises(TimeoutError) if is_lost else contextlib.nullcontext():
+        on_way.send(is_over=False)
+    # Killed with the run, or alive while it is resumed.
+    if is_lost and not is_restarted:
+        on_way.fail("no answer", is_done=False)
+    on_way = sending(folder, server) if is_restarted else on_way
+    cut_to(folder, 3)
+    # Lines come by time: those that are computed again are of other steps. Step 6 had no epoch yet.
+    append(folder.metrics, epoch(4), progress(4), progress(6), epoch(6), progress(8), epoch(8))
     append(folder.events, finished(8))
-    follow(sending(folder, server), is_following=True)
-    assert server.values == in_files(folder)
-    assert [end.status for end in server.ends] == ["finished"]
+    follow(on_way, is_following=True)
+    assert steps_of(server, "train/loss") == [1, 2, 3, 5, 6, 8]
+    assert steps_of(server, "train/epoch_loss") == [4, 6, 8]
+    assert server.statuses == ["finished"]
     assert positions(folder)[0].is_done and positions(folder)[0].finding is None
+    assert bool(server.num_lookups) == (is_lost or is_restarted)
     # Afterwards there is nothing left to send.
     follow(sending(folder, server), is_following=False)
-    assert server.values == in_files(folder)
+    assert steps_of(server, "train/loss") == [1, 2, 3, 5, 6, 8]
+
+
+def test_nothing_is_looked_up_after_a_run_that_ended(folder: RunFolder) -> None:
+    server = Server()
+    append(folder.events, started(0))
+    append(folder.metrics, *map(progress, range(1, 6)))
+    follow(sending(folder, server), is_following=True)
+    cut_to(folder, 2)
+    append(folder.metrics, *map(progress, range(3, 8)))
+    append(folder.events, finished(7))
+    follow(sending(folder, server), is_following=True)
+    assert server.values == in_files(folder) and not server.num_lookups
+
+
+def test_tracker_that_confirms_at_its_end_is_looked_up_after_a_kill(folder: RunFolder) -> None:
+    server = Server(is_confirmed=False)
+    append(folder.events, started(0))
+    append(folder.metrics, *map(progress, range(1, 6)), epoch(5))
+    sending(folder, server).send(is_over=False)
+    cut_to(folder, 3)
+    append(folder.metrics, *map(progress, range(4, 9)), epoch(5), epoch(8))
+    append(folder.events, finished(8))
+    follow(sending(folder, server), is_following=True)
+    assert steps_of(server, "train/loss") == list(range(1, 9))
+    assert steps_of(server, "train/epoch_loss") == [5, 8]
+
+
+def test_samples_arrive_once_after_a_kill_and_a_resume(folder: RunFolder) -> None:
+    server = Server()
+    append(folder.events, started(0))
+    append(folder.metrics, *map(progress, range(1, 6)))
+    sample(folder, 0.5, 2.5001, 4.5)
+    server.num_lost_answers = 1
+    with pytest.raises(TimeoutError):
+        sending(folder, server).send(is_over=False)
+    cut_to(folder, 3)
+    sample(folder, 6.5)
+    append(folder.metrics, msgspec.structs.replace(progress(4), at=6.0))
+    append(folder.events, finished(4))
+    follow(sending(folder, server), is_following=True)
+    assert steps_of(server, "machine/cpu_utilization") == [0, 2, 4, 4]
+
+
+def test_numbers_texts_and_pictures_of_hooks_are_sent(folder: RunFolder) -> None:
+    server = Server()
+    folder.pictures.mkdir()
+    (folder.pictures / "seen-000003.png").touch()
+    (folder.path / "run.txt").touch()
+    append(
+        folder.metrics,
+        *(
+            Logged(at=3.0, step=3, epoch=0, name=name, **value)  # type: ignore[arg-type]
+            for name, value in {
+                "norm": {"value": 2.0}, "said": {"text": "so"}, "nan": {},
+                "seen": {"picture": "pictures/seen-000003.png"},
+                "away": {"picture": "pictures/away-000003.png"},
+                "other": {"picture": "../run.txt"},
+            }.items()
+        ),
+    )  # fmt: skip
+    sending(folder, server).send(is_over=True)
+    assert server.values == [
+        (3, "logged/norm", 2.0),
+        (3, "logged/said", "so"),
+        (3, "logged/seen", folder.pictures / "seen-000003.png"),
+    ]
 
 
 def test_what_has_arrived_without_an_answer_is_not_sent_again(folder: RunFolder) -> None:
@@ -194,20 +285,20 @@ def test_what_has_arrived_without_an_answer_is_not_sent_again(folder: RunFolder)
     append(folder.metrics, progress(1), epoch(1))
     server.num_lost_answers = 1
     with pytest.raises(TimeoutError):
-        sending(folder, server).send(is_all=True)
+        sending(folder, server).send(is_over=True)
     append(folder.metrics, progress(2))
-    sending(folder, server).send(is_all=True)
+    sending(folder, server).send(is_over=True)
     assert server.values == in_files(folder)
 
 
 def test_nothing_is_sent_again_where_the_position_was_removed(folder: RunFolder) -> None:
     server = Server()
     append(folder.metrics, *map(progress, range(1, 500)))
-    sending(folder, server).send(is_all=True)
+    sending(folder, server).send(is_over=True)
     for path in (folder.path / "trackers").iterdir():
         path.unlink()
     append(folder.metrics, progress(500))
-    sending(folder, server).send(is_all=True)
+    sending(folder, server).send(is_over=True)
     assert server.values == in_files(folder)
 
 
@@ -215,12 +306,10 @@ def test_steps_of_a_failed_run_are_not_sent_again(folder: RunFolder) -> None:
     server = Server()
     append(folder.events, started(0))
     append(folder.metrics, *map(progress, range(1, 6)))
-    checkpoint(folder, 2)
     finding = Finding(rule="a-b", severity="error", problem="p")
     append(folder.events, Failed(at=6.0, step=5, finding=finding))
     follow(sending(folder, server), is_following=True)
-    assert {step for step, _, _ in server.values} == {1, 2, 3, 4, 5}
-    assert server.ends[-1].status == "failed"
+    assert server.statuses[-1] == "failed"
     cut_to(folder, 2)
     append(folder.metrics, *map(progress, range(3, 8)))
     append(folder.events, finished(7))
@@ -228,17 +317,13 @@ def test_steps_of_a_failed_run_are_not_sent_again(folder: RunFolder) -> None:
     assert server.values == in_files(folder)
 
 
-def test_interrupted_run_keeps_its_last_lines_until_it_is_resumed(folder: RunFolder) -> None:
+def test_run_that_was_killed_is_sent_whole(folder: RunFolder) -> None:
     server = Server()
     append(folder.events, started(0))
     append(folder.metrics, *map(progress, range(1, 6)))
-    checkpoint(folder, 3)
     follow(sending(folder, server), is_following=True)
-    assert {step for step, _, _ in server.values} == {1, 2}
-    assert server.ends[-1].status == "interrupted"
-    # Someone who asks for it gets all that there is.
-    follow(sending(folder, server), is_following=False)
     assert server.values == in_files(folder)
+    assert server.statuses[-1] == "interrupted"
 
 
 def test_tracker_that_is_away_is_one_finding_without_a_password(
@@ -302,23 +387,19 @@ def test_open_gives_parameters_and_the_end_gives_files(folder: RunFolder) -> Non
     follow(sending(folder, server), is_following=True)
     (run,) = server.runs
     assert run.parameters["seed"] == 3 and run.parameters["lr"] > 0
-    names = {path.name for paths in server.ends[0].files.values() for path in paths}
-    assert {"weights.safetensors", "versions.txt"} <= names
+    assert {"weights.safetensors", "versions.txt"} <= server.files
 
 
 def test_samples_are_of_the_step_before_them(folder: RunFolder) -> None:
     samples = [MachineSample(at=at, host=HostSample(utilization=0.5)) for at in (0.5, 2.5, 9.0)]
-    rows = list(rows_of([progress(1), progress(2)], samples, 7, 0))
-    assert [(row.number, row.step) for row in rows] == [(7, 0), (8, 1), (9, 2), (10, 2), (11, 2)]
-    with SampleFile(folder.samples) as file:
-        for sample in samples:
-            file.append(sample)
+    rows = list(rows_of([progress(1), progress(2)], samples, 7, folder.pictures))
+    assert [row.step for row in rows] == [7, 1, 2, 2, 2]
+    sample(folder, 0.5, 2.5, 9.0)
     server = Server()
     append(folder.metrics, progress(1), progress(2))
     append(folder.events, started(0), finished(2))
     follow(sending(folder, server), is_following=True)
-    assert [row.number for row in server.rows] == list(range(5))
-    assert [row.step for row in server.rows if "machine/cpu_utilization" in row.values] == [0, 2, 2]
+    assert steps_of(server, "machine/cpu_utilization") == [0, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +408,8 @@ def test_samples_are_of_the_step_before_them(folder: RunFolder) -> None:
         ("mlflow", "mlflow"),
         ("wandb:offline", "wandb:offline"),
         ("mlflow:http://ann:secret@host:5000/a", "mlflow:http://host:5000/a"),
+        ("mlflow:postgresql://ann@host/db?password=secret", "mlflow:postgresql://host/db"),
+        ("mlflow:sqlite:////home/a@b/c.db", "mlflow:sqlite:////home/a@b/c.db"),
     ],
 )
 def test_parse_tracker(text: str, shown: str) -> None:
@@ -335,7 +418,9 @@ def test_parse_tracker(text: str, shown: str) -> None:
     assert target.key == parse_tracker(shown).key
 
 
-@pytest.mark.parametrize("text", ["", "mlfow", "mlflow:", "http://ann:secret@host"])
+@pytest.mark.parametrize(
+    "text", ["", "mlfow", "mlflow:", "http://ann:secret@host", "mlflow:http://ann:se/secret@host"]
+)
 def test_parse_tracker_when_it_is_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_tracker(text)
@@ -362,6 +447,8 @@ def test_trackers_of_the_site_file_are_used_where_none_is_typed(
     files = TrackerFiles(folder, target)
     files.write(files.read())
     assert requested_trackers((), folder) == [target.kept]
+    site.write_text("[train]\ntrack = ['none']\n")
+    assert requested_trackers((), None) == []
     site.write_text("[train]\ntrack = ['mlfow']\n")
     with pytest.raises(UsageError) as caught:
         read_site()
@@ -385,3 +472,17 @@ def test_show_says_what_a_tracker_has(trained: Any) -> None:
     assert "mlflow:http://127.0.0.1:9 · everything sent · http://127.0.0.1:9/#/x" in shown
     document = json.loads(trained.run("show", "mine-0001", "--json").stdout)
     assert document["run"]["trackers"][0]["is_done"]
+
+
+def test_show_says_where_the_process_that_sends_was_killed(trained: Any) -> None:
+    folder = RunFolder(trained.runs / "mine-0001")
+    files = TrackerFiles(folder, TARGET)
+    files.write(msgspec.structs.replace(files.read(), is_sending=True, is_done=False))
+    shown = trained.run("show", "mine-0001").stdout
+    assert "mlflow:http://127.0.0.1:9 · incomplete" in shown and "was killed" in shown
+
+
+def test_reason_holds_no_password(folder: RunFolder) -> None:
+    target = parse_tracker("mlflow:http://ann:s%40cret@host")
+    finding = not_received(folder, target, "user ann, password s@cret was refused")
+    assert finding.because == "user ann, password **** was refused"

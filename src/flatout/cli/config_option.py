@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from flatout.runs.experiment_params import Parameter
 
 _NAME = "config"
-# Of each pair only one can be used: the one that is typed.
-_PAIRS = (("epochs", "steps"), ("python", "env"))
+# Of these only one can be used: what is typed replaces the other one of the file.
+_RIVALS = {"epochs": "steps", "steps": "epochs", "python": "env", "env": "python"}
 # Options that set a field of the recipe.
 _FIELDS = {"device": "device", "on_oom": "out_of_memory"}
 
@@ -110,38 +110,43 @@ def merge(
     Raises:
         UsageError: bad-config.
     """
-    from flatout.schema.addresses import masked
+    from flatout.schema.experiment_spec import UsedConfig
     from flatout.schema.recipe import recipe_fields
-    from flatout.schema.used_config import UsedConfig
 
     if parameters is not None:
         names = {parameter.name for parameter in parameters}
         config.check_names(config.settings, names, "a parameter of the experiment", "set")
     config.check_names(config.uses, recipe_fields(), "a field of the recipe", "use")
     params, source = context.params, context.get_parameter_source
-    dropped = {
-        other
-        for pair in _PAIRS
-        for typed, other in (pair, pair[::-1])
-        if source(typed) is ParameterSource.COMMANDLINE
-        and source(other) is ParameterSource.DEFAULT_MAP
-    }
-    params.update(dict.fromkeys(dropped))
-    used = {
-        key: masked(str(config.options[key]))
-        for key, parameter in _options_by_key(context.command).items()
-        if source(str(parameter.name)) is ParameterSource.DEFAULT_MAP
-        and parameter.name not in dropped
-    }
-    fields = {field for name, field in _FIELDS.items()
-              if source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
-    for name, table, values in (("settings", "set", config.settings), ("uses", "use", config.uses)):
-        typed_names = {text.partition("=")[0].strip() for text in params[name]}
-        taken = {
-            key: text
-            for key, text in values.items()
-            if key not in typed_names and not (table == "use" and key in fields)
-        }
+    typed = {name for name in params if source(name) is ParameterSource.COMMANDLINE}
+    fields = _names_of(params["uses"]) | {_FIELDS[name] for name in typed & _FIELDS.keys()}
+    used = {}
+    for key, option in _options_by_key(context.command).items():
+        name = str(option.name)
+        if source(name) is not ParameterSource.DEFAULT_MAP:
+            continue
+        if _RIVALS.get(name) in typed or _FIELDS.get(name) in fields:
+            params[name] = "auto" if name == "device" else None
+        else:
+            used[key] = _shown(config.options[key])
+    for name, table, values, given in (
+        ("settings", "set", config.settings, _names_of(params["settings"])),
+        ("uses", "use", config.uses, fields),
+    ):
+        taken = {key: text for key, text in values.items() if key not in given}
         params[name] = (*params[name], *(f"{key}={text}" for key, text in taken.items()))
         used |= {f"{table}.{key}": text for key, text in taken.items()}
     params[_NAME] = UsedConfig(file=str(config.path.absolute()), values=used)
+
+
+def _names_of(pairs: Sequence[str]) -> set[str]:
+    return {pair.partition("=")[0].strip() for pair in pairs}
+
+
+def _shown(value: Any) -> str:
+    """A value for the run's folder: without a password, as an address of `track` may have one."""
+    from flatout.schema.addresses import masked
+    from flatout.schema.suggested_command import typed_value
+
+    values = value if isinstance(value, list) else [value]
+    return masked(", ".join(map(typed_value, values)))

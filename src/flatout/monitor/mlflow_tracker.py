@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from flatout.monitor.tracker import TrackedEnd, TrackedRow, TrackedRun, package
-from flatout.schema.addresses import without_user
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun
+from flatout.schema.addresses import without_secrets
+from flatout.schema.run import Status
 from flatout.schema.suggested_command import typed_value
 
 # Of a request. Source: MLflow, "REST API", section "Log Batch", Request Limits.
@@ -17,7 +18,7 @@ _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
 _LONGEST_VALUE = 6000
 # What it calls how a run has ended.
-_STATUSES = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED"}
 _RUN_TAG = "flatout.run"
 
 
@@ -26,21 +27,17 @@ class MlflowTracker:
 
     Args:
         where: the tracking URI.
-
-    Raises:
-        UsageError: tracker-not-installed.
     """
 
     is_confirmed = True
 
     def __init__(self, where: str) -> None:
-        self._entities = package("mlflow", "mlflow.entities")
-        self._client = package("mlflow", "mlflow.tracking").MlflowClient(tracking_uri=where)
+        self._entities = importlib.import_module("mlflow.entities")
+        tracking = importlib.import_module("mlflow.tracking")
+        self._client = tracking.MlflowClient(tracking_uri=where)
         self._where = where
         self._run_id = ""
         self.url: str | None = None
-        # Name -> (step, time) of what it has: only read where it is in doubt.
-        self._known: dict[str, set[tuple[int, int]]] = {}
 
     def open(self, run: TrackedRun) -> bool:
         """Creates the run, or continues it; returns whether it has nothing of it yet."""
@@ -64,7 +61,7 @@ class MlflowTracker:
             self._run_id = created.info.run_id
         if self._where.startswith("http"):
             place = f"/#/experiments/{experiment_id}/runs/{self._run_id}"
-            self.url = without_user(self._where).rstrip("/") + place
+            self.url = without_secrets(self._where).rstrip("/") + place
         self._set_parameters(run)
         return not known
 
@@ -91,43 +88,39 @@ class MlflowTracker:
         for part in _parts(changed, _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, tags=part)
 
-    def missing(self, rows: Sequence[TrackedRow]) -> list[TrackedRow]:
-        """The rows, or those values of them, that have not arrived."""
-        left = []
-        for row in rows:
-            place = (row.step, _ms(row.at))
-            values = {
-                name: value
-                for name, value in row.values.items()
-                if place not in self._places(_name(name))
-            }
-            if values:
-                left.append(msgspec.structs.replace(row, values=values))
-        return left
-
-    def _places(self, name: str) -> set[tuple[int, int]]:
-        if name not in self._known:
-            history = self._client.get_metric_history(self._run_id, name)
-            self._known[name] = {(metric.step, metric.timestamp) for metric in history}
-        return self._known[name]
+    def last(self, name: str) -> Arrived:
+        """What it has of a value; of files nothing, since they only replace each other."""
+        history = self._client.get_metric_history(self._run_id, _name(name))
+        return Arrived(
+            step=max((metric.step for metric in history), default=-1),
+            at_ms=max((metric.timestamp for metric in history), default=-1),
+        )
 
     def send(self, rows: Sequence[TrackedRow]) -> None:
-        """Adds rows."""
-        metrics = [
-            self._entities.Metric(_name(name), value, _ms(row.at), row.step)
-            for row in rows
-            for name, value in row.values.items()
-        ]
+        """Adds rows: numbers as metrics; texts and pictures as files, in a folder of the name."""
+        metrics, files = [], []
+        for row in rows:
+            for name, value in row.values.items():
+                if isinstance(value, str | Path):
+                    files.append((_name(name), row.step, value))
+                else:
+                    metric = self._entities.Metric(_name(name), value, row.at_ms, row.step)
+                    metrics.append(metric)
         for part in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=part)
+        for folder, step, value in files:
+            if isinstance(value, str):
+                self._client.log_text(self._run_id, value, f"{folder}/{step:06d}.txt")
+            else:
+                self._client.log_artifact(self._run_id, str(value), folder)
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         """Adds files, which take the place of those of the same name, and sets the status."""
-        for folder, paths in end.files.items():
+        for folder, paths in files.items():
             for path in paths:
                 self._client.log_artifact(self._run_id, str(path), folder or None)
-        status = _STATUSES.get(end.status, "KILLED")
-        self._client.set_terminated(self._run_id, status, end_time=_ms(end.at))
+        named = _STATUSES.get(status, "KILLED")
+        self._client.set_terminated(self._run_id, named, end_time=_ms(at))
 
     def close(self) -> None:
         """Gives up: nothing is held."""

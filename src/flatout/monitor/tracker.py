@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from flatout.errors import UsageError
 from flatout.monitor.tensorboard import sample_scalars, scalars
 from flatout.schema.experiment_spec import Value
 from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run import Status
-from flatout.schema.run_lines import Line
+from flatout.schema.run_lines import Line, Logged
+
+# A number, a text, or the file of a picture.
+Tracked = float | str | Path
 
 
 class TrackedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a line, or of a sample of the machine, by their names.
+    """The values of a line, or of a sample of the machine, by their names."""
 
-    number: counts the rows of a run, from 0.
-    """
-
-    number: int
     at: float
     step: int
-    values: dict[str, float]
+    values: dict[str, Tracked]
+    is_sample: bool = False
+
+    @property
+    def at_ms(self) -> int:
+        """Its time as trackers keep it."""
+        return int(self.at * 1000)
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest step and the latest time of a value that a tracker has."""
+
+    step: int = -1
+    at_ms: int = -1
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +56,6 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
 
 
-class TrackedEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run, for now: it may be resumed. files: in the tracker's folder -> their paths;
-    "" for files at the top.
-    """
-
-    status: Status
-    at: float
-    files: dict[str, tuple[Path, ...]]
-
-
 class Tracker(Protocol):
     """A run in a tracker. Whatever an adapter raises, it is closed, and another one tries again.
 
@@ -70,16 +70,19 @@ class Tracker(Protocol):
         """Creates the run, or continues it; returns whether it has nothing of it yet."""
         ...
 
-    def missing(self, rows: Sequence[TrackedRow]) -> list[TrackedRow]:
-        """The rows, or those values of them, that have not arrived; of rows that may have."""
+    def last(self, name: str) -> Arrived:
+        """What it has of a value, by the name that rows give it."""
         ...
 
     def send(self, rows: Sequence[TrackedRow]) -> None:
         """Adds rows."""
         ...
 
-    def end(self, end: TrackedEnd) -> None:
-        """Adds files, and sets the status; when it returns, everything has arrived."""
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
+        """Adds files, by the folder that they go to, and sets the status; the run may be resumed.
+
+        When it returns, everything has arrived.
+        """
         ...
 
     def close(self) -> None:
@@ -87,39 +90,32 @@ class Tracker(Protocol):
         ...
 
 
-def package(name: str, module: str | None = None) -> Any:
-    """A tracker's package, imported by name, since nothing but this needs it.
-
-    Raises:
-        UsageError: tracker-not-installed.
-    """
-    try:
-        return importlib.import_module(module or name)
-    except ImportError as error:
-        raise UsageError(
-            "tracker-not-installed",
-            f"the tracker needs the package {name}.",
-            because=str(error),
-            fix=f"pip install 'flatout[{name}]'",
-        ) from error
-
-
 def rows_of(
-    lines: Sequence[Line], samples: Sequence[MachineSample], number: int, step: int
+    lines: Sequence[Line], samples: Sequence[MachineSample], step: int, pictures: Path
 ) -> Iterator[TrackedRow]:
     """Lines and samples in the order of time; a sample is of the step that was logged before it.
 
-    number: of the first row. step: of the row before.
+    step: of the line before. pictures: the folder of those that hooks have logged.
     """
-    times, steps = [line.at for line in lines], [line.step for line in lines]
-    found: list[tuple[float, int, dict[str, float]]] = [
-        (line.at, line.step, dict(scalars(line))) for line in lines
+    rows = [
+        TrackedRow(at=line.at, step=line.step, values=_values(line, pictures)) for line in lines
     ]
+    times, steps = [row.at for row in rows], [row.step for row in rows]
     for sample in samples:
         place = bisect_right(times, sample.at)
-        before = steps[place - 1] if place else max(step, 0)
-        found.append((sample.at, before, dict(sample_scalars(sample))))
-    for at, at_step, values in sorted(found, key=lambda row: row[0]):
-        if values:
-            yield TrackedRow(number=number, at=at, step=at_step, values=values)
-            number += 1
+        at_step = steps[place - 1] if place else step
+        values: dict[str, Tracked] = dict(sample_scalars(sample))
+        rows.append(TrackedRow(at=sample.at, step=at_step, values=values, is_sample=True))
+    yield from (row for row in sorted(rows, key=lambda row: row.at) if row.values)
+
+
+def _values(line: Line, pictures: Path) -> dict[str, Tracked]:
+    values: dict[str, Tracked] = dict(scalars(line))
+    if isinstance(line, Logged):
+        name = f"logged/{line.name}"
+        if line.text is not None:
+            values[name] = line.text
+        # Only its name: a run from elsewhere could have another file of this machine sent.
+        elif line.picture is not None and (path := pictures / Path(line.picture).name).is_file():
+            values[name] = path
+    return values

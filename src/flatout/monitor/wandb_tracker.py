@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flatout.monitor.tracker import TrackedEnd, TrackedRow, TrackedRun, package
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun
+from flatout.schema.run import Status
 
 OFFLINE = "offline"
-# The columns of each row: the step that charts have on their x axis, and the row's own number.
-_STEP, _ROW = "step", "row"
+# The column that charts have on their x axis.
+_STEP = "step"
 
 
 class WandbTracker:
@@ -24,17 +27,16 @@ class WandbTracker:
 
     Args:
         where: `offline`, PROJECT, ENTITY/PROJECT, or both after the address of a server.
-
-    Raises:
-        UsageError: tracker-not-installed.
     """
 
     is_confirmed = False
 
     def __init__(self, where: str | None) -> None:
-        self._wandb = package("wandb")
+        self._wandb = importlib.import_module("wandb")
         self._where = where or ""
         self._run: Any = None
+        # Read from the server only where it is in doubt.
+        self._arrived: dict[str, Arrived] | None = None
         self.url: str | None = None
 
     def open(self, run: TrackedRun) -> bool:
@@ -60,22 +62,39 @@ class WandbTracker:
         self.url = None if is_offline else self._run.url
         return is_offline or not self._run.resumed
 
-    def missing(self, rows: Sequence[TrackedRow]) -> list[TrackedRow]:
-        """The rows that have not arrived: the server takes them in their order."""
-        last = self._run.summary.get(_ROW, -1)
-        return [row for row in rows if row.number > last]
+    def last(self, name: str) -> Arrived:
+        """What the server has of a value."""
+        if self._arrived is None:
+            self._arrived = {}
+            server, _, _ = _place(self._where)
+            key = server.pop("api_key", None)
+            run = self._wandb.Api(server, api_key=key).run(self._run.path)
+            for scanned in run.scan_history():
+                # Some versions have None where a row has no such value.
+                row = {one: value for one, value in scanned.items() if value is not None}
+                step, at_ms = row.get(_STEP, -1), int(row.get("_timestamp", 0) * 1000)
+                for one in row:
+                    before = self._arrived.get(one, Arrived())
+                    self._arrived[one] = Arrived(
+                        step=max(before.step, step), at_ms=max(before.at_ms, at_ms)
+                    )
+        return self._arrived.get(name, Arrived())
 
     def send(self, rows: Sequence[TrackedRow]) -> None:
         """Adds rows; they are written to a file, and on their way when this returns."""
         for row in rows:
-            self._run.log({_STEP: row.step, _ROW: row.number, "_timestamp": row.at, **row.values})
+            values = {
+                name: self._wandb.Image(str(value)) if isinstance(value, Path) else value
+                for name, value in row.values.items()
+            }
+            self._run.log({_STEP: row.step, "_timestamp": row.at, **values})
 
-    def end(self, end: TrackedEnd) -> None:
+    def end(self, status: Status, at: float, files: dict[str, tuple[Path, ...]]) -> None:
         """Adds files, and waits until all has arrived."""
-        for paths in end.files.values():
+        for paths in files.values():
             for path in paths:
                 self._run.save(str(path), base_path=str(path.parent), policy="now")
-        self._run.finish(exit_code=0 if end.status in ("finished", "stopped") else 1)
+        self._run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
         self._run = None
 
     def close(self) -> None:

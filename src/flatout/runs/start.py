@@ -16,14 +16,13 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.runs import experiment_source
 from flatout.runs.experiment_params import check_values, parse_parameters, parse_settings
 from flatout.schema.change import Change, ChangedFile, diff_of
-from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun, UsedConfig
 from flatout.schema.machine import Machine
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.suggested_command import resume_command
 from flatout.schema.tracking import TrackerTarget
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import counted_text
-from flatout.schema.used_config import UsedConfig
 from flatout.system import atomic_files, clock, paths
 from flatout.system.signals import Interrupts
 from flatout.system.store import run_folder, run_tail

@@ -19,6 +19,7 @@ from flatout.system.store.run_folder import RunFolder
 # Once the run has ended: the shell is waiting.
 _LIMIT_S = 15.0
 _LOOK_EVERY_S = 0.2
+_KILLED = "the process that sends was killed"
 
 
 def send_to_tracker(text: str, where: str) -> TrackerPosition:
@@ -40,19 +41,14 @@ def send_to_tracker(text: str, where: str) -> TrackerPosition:
     # Its folder, for a run that was not sent before.
     files.write(files.read())
     job = TrackerJob(target=target, is_following=run.status == "running")
-    process = tracker_process.start_tracker(folder, job)
-    try:
-        while process.is_running():
-            clock.sleep_s(_LOOK_EVERY_S)
-    finally:
-        process.kill()
+    tracker_process.run_tracker(folder, job)
     position = files.read()
     if position.finding is not None or not position.is_done:
         finding = position.finding
         raise RunFailed(
             "tracker-not-reached",
             f"{target} has not received everything of run {run.id}.",
-            because=finding.because if finding else "the process that sends was killed",
+            because=finding.because if finding else _KILLED,
             fix="check that it is running, then try again: what has arrived is not sent twice",
         )
     return position
@@ -60,27 +56,37 @@ def send_to_tracker(text: str, where: str) -> TrackerPosition:
 
 def with_trackers(run: Run) -> Run:
     """A run with how far each tracker has come to which it is sent."""
-    found = tracker_files.positions(RunFolder(Path(run.folder)))
+    folder = RunFolder(Path(run.folder))
+    found = tuple(_judged(run, folder, one) for one in tracker_files.positions(folder))
     return msgspec.structs.replace(run, trackers=found)
+
+
+def _judged(run: Run, folder: RunFolder, position: TrackerPosition) -> TrackerPosition:
+    """A position; with a finding where the process that sends was killed."""
+    if position.is_done or position.finding is not None or run.status == "running":
+        return position
+    if tracker_files.TrackerFiles(folder, position.target).lock.is_taken():
+        return position
+    finding = tracker_files.not_received(folder, position.target, _KILLED)
+    return msgspec.structs.replace(position, finding=finding)
 
 
 def tracker_findings(run: Run) -> list[Finding]:
     """What the trackers of a run that has ended lack; waits some seconds for those that send."""
-    end_s = clock.elapsed_s() + _LIMIT_S
-    while True:
-        trackers = with_trackers(run).trackers
-        waiting = [one for one in trackers if not one.is_done and one.finding is None]
-        if not waiting or clock.elapsed_s() > end_s:
-            break
+    folder, end_s = RunFolder(Path(run.folder)), clock.elapsed_s() + _LIMIT_S
+    while clock.elapsed_s() < end_s and any(
+        not one.is_done and one.finding is None for one in tracker_files.positions(folder)
+    ):
         clock.sleep_s(_LOOK_EVERY_S)
     again = show_command(run.typed)
-    late = [
-        Finding(
+    return [
+        one.finding
+        or Finding(
             rule="tracker-not-reached",
             severity="note",
             problem=f"{one.target} is still receiving {run.id}.",
             fixes=(Fix(text=f"see how far it is: {again}"),),
         )
-        for one in waiting
+        for one in with_trackers(run).trackers
+        if one.finding is not None or not one.is_done
     ]
-    return [*(one.finding for one in trackers if one.finding is not None), *late]

@@ -1,9 +1,9 @@
 """Sends a run to a tracker: `flatout.runs.tracking RUN_DIR`, with a TrackerJob on its stdin.
 
 A process of its own (`system/tracker_process.py`), started with the training and not waited for.
-It reads the run's files, and keeps how far it has come next to them, so that after a kill, a resume
-or an outage each value arrives once. A line is sent once a checkpoint is behind it: a resume cuts
-away what comes after its checkpoint, and computes it again.
+It reads the run's files, sends what is new, and keeps how far it has come next to them. A run that
+goes back to a checkpoint computes steps again, whose values are the same: of each value, steps up
+to the last one sent are left out then. So each arrives once, and at once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError
 from flatout.monitor import plots
-from flatout.monitor.tracker import TrackedEnd, TrackedRun, Tracker, rows_of
+from flatout.monitor.tracker import Arrived, TrackedRow, TrackedRun, Tracker, rows_of
 from flatout.runs.listing import known_parameters
 from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run import Run
-from flatout.schema.run_lines import Event, Line, Metric, Started
+from flatout.schema.run_lines import Event, Metric, Started
 from flatout.schema.tracking import TrackerJob, TrackerPosition, TrackerTarget
 from flatout.schema.units import seconds_text
 from flatout.system import clock
@@ -68,15 +69,18 @@ class Sending:
         self._tracker: Tracker | None = None
         # On the disk, and as far as was read: they differ where nothing is confirmed yet.
         self._kept = self._position = self.files.read()
+        # Name -> the last step that must not be sent again, since the run has gone back.
+        self._before: dict[str, int] = {}
+        # Name -> what has arrived of it, looked up where that is in doubt.
+        self._arrived: dict[str, Arrived] = {}
         self._is_in_doubt = False
+        # Of the line that was read last.
+        self._step = 0
 
-    def send(self, *, is_all: bool) -> None:
-        """Sends what is new. is_all: what no checkpoint is behind, too."""
-        # Before the lines are read: a run goes back to a newer checkpoint, or to this one.
-        step = None if is_all else max(self.folder.checkpoint_steps(), default=0)
+    def send(self, *, is_over: bool) -> None:
+        """Sends what is new. is_over: no line will follow."""
         tracker = self._tracker or self._open()
-        self._heed_going_back()
-        while self._send_batch(tracker, step):
+        while self._send_batch(tracker, is_over=is_over):
             self.alive_at_s = clock.elapsed_s()
 
     def end(self) -> None:
@@ -86,10 +90,12 @@ class Sending:
             files = _files_of(run, self.folder, self.files.folder)
             sizes = [path.stat().st_size for paths in files.values() for path in paths]
             self.bytes_on_way = sum(sizes)
-            self._tracker.end(TrackedEnd(status=run.status, at=_ended_at(run), files=files))
+            self._tracker.end(run.status, _ended_at(run), files)
             self._tracker = None
             self._kept = self._position
-        self._keep(msgspec.structs.replace(self._kept, is_done=True, finding=None))
+        self._keep(
+            msgspec.structs.replace(self._kept, is_sending=False, is_done=True, finding=None)
+        )
 
     def fail(self, because: str, *, is_done: bool) -> None:
         """Keeps why something has not arrived; the next `send` begins again after what has."""
@@ -107,87 +113,97 @@ class Sending:
     def _open(self) -> Tracker:
         tracker = self._open_tracker()
         self._tracker = tracker
+        kept = self._kept
         # Without a position, as where its file was removed, all of it may have arrived.
-        self._is_in_doubt = self._kept.is_sending or self._kept.num_rows == 0
+        self._is_in_doubt = kept.is_sending or not (kept.metrics_bytes or kept.samples_bytes)
         if tracker.open(_tracked(read_run(self.folder), self.files.folder)):
-            self._kept = TrackerPosition(target=self._kept.target)
+            kept = TrackerPosition(target=kept.target)
             self._is_in_doubt = False
+        self._before, self._arrived = {}, {}
+        self._step = max(kept.steps.values(), default=0)
         self._position = msgspec.structs.replace(
-            self._kept, url=tracker.url, finding=None, is_sending=False, is_done=False
+            kept, url=tracker.url, finding=None, is_sending=True, is_done=False
         )
+        self._keep(self._position)
         self.alive_at_s = clock.elapsed_s()
         return tracker
 
-    def _heed_going_back(self) -> None:
-        """Reads the metrics from their beginning where the run has gone back behind what was sent:
-        it had failed, or its newest checkpoint was damaged.
-        """
+    def _send_batch(self, tracker: Tracker, *, is_over: bool) -> bool:
+        """Sends the next lines, with the samples of their time; False if there are none."""
         before = self._position
-        events, events_bytes = read_lines_from(self.folder.events, before.events_bytes, Event)
-        back = [line.step for line in events if isinstance(line, Started)]
-        self._position = msgspec.structs.replace(before, events_bytes=events_bytes)
-        if back and min(back) < before.step:
-            self._position = msgspec.structs.replace(
-                self._position, metrics_bytes=0, sent_step=before.step
-            )
-
-    def _send_batch(self, tracker: Tracker, step: int | None) -> bool:
-        """Sends the next lines before that step, with the samples of their time; False if there
-        are none.
-        """
-        before = self._position
-        lines, metrics_bytes = self._lines_before(step)
-        is_last = step is None and metrics_bytes == before.metrics_bytes
+        fresh = islice(lines_after(self.folder.metrics, before.metrics_bytes, Metric), _BATCH_LINES)
+        lines, metrics_bytes = _taken(fresh, before.metrics_bytes)
+        # After the lines: where the run has gone back, they may be of the file as it is now.
+        if self._has_gone_back():
+            return True
+        is_last = is_over and metrics_bytes == before.metrics_bytes
         until = float("inf") if is_last else max((line.at for line in lines), default=0.0)
-        samples, samples_bytes = self._samples_until(until)
-        if metrics_bytes == before.metrics_bytes and not samples:
+        found = lines_after(self.folder.samples, before.samples_bytes, MachineSample)
+        samples, samples_bytes = _taken(
+            takewhile(lambda sample: sample[0].at <= until, found), before.samples_bytes
+        )
+        if metrics_bytes == before.metrics_bytes and samples_bytes == before.samples_bytes:
             return False
-        rows = list(rows_of(lines, samples, before.num_rows, before.step))
-        if not self._kept.is_sending:
-            self._keep(msgspec.structs.replace(self._kept, is_sending=True))
-        if self._is_in_doubt and rows:
-            missing = tracker.missing(rows)
-            # They arrive in their order: behind the first that has not, none has.
-            self._is_in_doubt = missing != rows
-            tracker.send(missing)
-        else:
-            tracker.send(rows)
+        rows = list(rows_of(lines, samples, self._step, self.folder.pictures))
+        lacking = []
+        for row in rows:
+            values = {name: value for name, value in row.values.items() if self._lacks(name, row)}
+            if values:
+                lacking.append(msgspec.structs.replace(row, values=values))
+        if lacking:
+            tracker.send(lacking)
+        for row in rows:
+            if not row.is_sample:
+                self._raise_steps(dict.fromkeys(row.values, row.step))
+        self._step = lines[-1].step if lines else self._step
         self._position = msgspec.structs.replace(
-            before,
-            num_rows=before.num_rows + len(rows),
-            metrics_bytes=metrics_bytes,
-            samples_bytes=samples_bytes,
-            step=max([before.step, *(line.step for line in lines)]),
+            self._position, metrics_bytes=metrics_bytes, samples_bytes=samples_bytes
         )
         if tracker.is_confirmed:
             self._keep(self._position)
         return True
 
-    def _lines_before(self, step: int | None) -> tuple[list[Line], int]:
-        lines: list[Line] = []
-        at_bytes = self._position.metrics_bytes
-        fresh = lines_after(self.folder.metrics, at_bytes, Metric)
-        for line, end_bytes in islice(fresh, _BATCH_LINES):
-            if step is not None and line.step >= step:
-                break
-            at_bytes = end_bytes
-            if line.step > self._position.sent_step:
-                lines.append(line)
-        return lines, at_bytes
+    def _has_gone_back(self) -> bool:
+        """Whether the run has begun, or gone back to a checkpoint, since the last call; its metrics
+        are then read from their beginning.
+        """
+        before = self._position
+        events, events_bytes = read_lines_from(self.folder.events, before.events_bytes, Event)
+        if not any(isinstance(line, Started) for line in events):
+            self._position = msgspec.structs.replace(before, events_bytes=events_bytes)
+            return False
+        self._before, self._step = before.steps, 0
+        self._position = msgspec.structs.replace(before, events_bytes=events_bytes, metrics_bytes=0)
+        return True
 
-    def _samples_until(self, at: float) -> tuple[list[MachineSample], int]:
-        samples: list[MachineSample] = []
-        at_bytes = self._position.samples_bytes
-        for sample, end_bytes in lines_after(self.folder.samples, at_bytes, MachineSample):
-            if sample.at > at:
-                break
-            samples.append(sample)
-            at_bytes = end_bytes
-        return samples, at_bytes
+    def _lacks(self, name: str, row: TrackedRow) -> bool:
+        if self._is_in_doubt and name not in self._arrived:
+            assert self._tracker is not None
+            self._arrived[name] = found = self._tracker.last(name)
+            if not row.is_sample:
+                self._raise_steps({name: found.step})
+        arrived = self._arrived.get(name, Arrived())
+        if row.is_sample:
+            return row.at_ms > arrived.at_ms
+        return row.step > max(arrived.step, self._before.get(name, -1))
+
+    def _raise_steps(self, reached: dict[str, int]) -> None:
+        steps = self._position.steps
+        higher = {name: max(step, steps.get(name, -1)) for name, step in reached.items()}
+        self._position = msgspec.structs.replace(self._position, steps=steps | higher)
 
     def _keep(self, position: TrackerPosition) -> None:
         self._kept = position
         self.files.write(position)
+
+
+def _taken(lines: Iterable[tuple[Any, int]], offset: int) -> tuple[list[Any], int]:
+    """Lines, and the offset behind the last of them."""
+    taken = []
+    for line, end in lines:
+        taken.append(line)
+        offset = end
+    return taken, offset
 
 
 def follow(sending: Sending, *, is_following: bool) -> None:
@@ -214,10 +230,9 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
             elif not over.is_set():
                 over_s = clock.elapsed_s()
                 over.set()
-            is_ended = over.is_set() and (not is_following or _has_ended(folder))
             # A run that has logged nothing yet may still be refused.
             if folder.metrics.is_file() and folder.metrics.stat().st_size:
-                sending.send(is_all=is_ended)
+                sending.send(is_over=over.is_set())
             if over.is_set():
                 sending.end()
                 return
@@ -226,18 +241,13 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
         except Exception as error:  # noqa: BLE001
             if not folder.header.exists():
                 return  # The run was removed.
-            is_last = isinstance(error, UsageError) or not is_following
+            is_last = isinstance(error, ImportError) or not is_following
             is_last |= over.is_set() and clock.elapsed_s() > over_s + _RETRY_S
             sending.fail(_reason(error), is_done=is_last)
             if is_last:
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         _wait(folder, _EVERY_S if over.is_set() else pause_s)
-
-
-def _has_ended(folder: RunFolder) -> bool:
-    """Whether a run has ended by itself; one that was killed computes its last lines again."""
-    return read_run(folder).status in ("finished", "stopped", "failed")
 
 
 def _wait(folder: RunFolder, pause_s: float) -> None:
@@ -324,12 +334,13 @@ def _tracker_for(target: TrackerTarget) -> Tracker:
 def main(path: Path) -> None:
     """Sends the run in that folder as the job on stdin says."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=TrackerJob)
-    yield_to_others()
     folder = RunFolder(path)
     lock = TrackerFiles(folder, job.target).lock
     # The process of the session before may still be sending.
     while not lock.acquire():
         clock.sleep_s(_LOOK_EVERY_S)
+    # Only now: a lock that is free says that this process was killed.
+    yield_to_others()
     sending = Sending(folder, job.target, lambda: _tracker_for(job.target))
     follow(sending, is_following=job.is_following)
     # Not by way of threads that a package has left.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from flatout.schema.change import Change
-from flatout.schema.experiment_spec import ExperimentSpec, SweepRun
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun, UsedConfig
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.machine_use import MachineUse
@@ -26,7 +26,6 @@ from flatout.schema.run_lines import (
     Validated,
 )
 from flatout.schema.tracking import TrackerPosition
-from flatout.schema.used_config import UsedConfig
 
 Status = Literal["new", "running", "finished", "stopped", "failed", "interrupted"]
 

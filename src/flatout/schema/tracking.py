@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from flatout.errors import UsageError, nearest
-from flatout.schema.addresses import masked, without_user
+from flatout.schema.addresses import without_secrets
 from flatout.schema.finding import Finding
 
 TrackerKind = Literal["mlflow", "wandb"]
 # In place of a tracker: none, not even those of the site file.
 NO_TRACKER = "none"
+# Host and port, then a path with an @: perhaps the end of a password with a slash in it.
+_UNCLEAR = re.compile(r"://[^/?#@]*:[^@]*[/?#][^@]*@")
 
 
 class TrackerTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +35,15 @@ class TrackerTarget(msgspec.Struct, frozen=True, kw_only=True):
         """The name of its files in a run's folder, whatever password was given."""
         if self.where is None:
             return self.kind
-        digest = hashlib.sha256(without_user(self.where).encode()).hexdigest()
-        return f"{self.kind}-{digest[:8]}"
+        return f"{self.kind}-{hashlib.sha256(without_secrets(self.where).encode()).hexdigest()[:8]}"
 
     @property
     def kept(self) -> TrackerTarget:
-        """The same without user and password, for files and for what is shown."""
-        return TrackerTarget(kind=self.kind, where=self.where and without_user(self.where))
+        """The same without secrets, for files and for what is shown."""
+        return TrackerTarget(kind=self.kind, where=self.where and without_secrets(self.where))
 
     def __str__(self) -> str:
-        """As it is typed, without user and password."""
+        """As it is typed, without secrets."""
         return f"{self.kind}:{self.kept.where}" if self.where else self.kind
 
 
@@ -56,46 +58,48 @@ class TrackerJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackerPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker has received of a run for certain: `trackers/KEY.json` in the run's folder.
+    """What a tracker has received of a run: `trackers/KEY.json` in the run's folder.
 
-    num_rows: lines and samples. metrics_bytes, samples_bytes, events_bytes: how far the files were
-    read; step: of the last line. sent_step: lines up to it had arrived before the run went back.
-    is_sending: some of what follows may have arrived, too.
+    metrics_bytes, samples_bytes, events_bytes: how far the files were read.
+    steps: of each value, by name, the last step that was sent.
+    is_sending: more than that may have arrived; it is looked up when sending begins again.
     is_done: its process has ended in good order, or with a finding. finding: what went wrong last.
     url: where to look at it.
     """
 
     target: TrackerTarget
-    num_rows: int = 0
     metrics_bytes: int = 0
     samples_bytes: int = 0
     events_bytes: int = 0
-    step: int = -1
-    sent_step: int = -1
+    steps: dict[str, int] = {}
     is_sending: bool = False
     is_done: bool = False
     finding: Finding | None = None
     url: str | None = None
 
 
-def parse_tracker(text: str, option: str = "--track") -> TrackerTarget:
+def parse_tracker(text: str) -> TrackerTarget:
     """A tracker from `mlflow`, `wandb:offline`, `mlflow:https://host` and so on.
 
     Raises:
         UsageError: bad-tracker.
     """
-    kind, colon, where = text.strip().partition(":")
+    kind, colon, where = (part.strip() for part in text.partition(":"))
     kinds = get_args(TrackerKind)
-    if kind not in kinds or (colon and not where.strip()):
+    if kind not in kinds:
+        # Not all of it: what follows may hold a password.
+        problem = f"`--track {kind}` does not name a tracker."
+        raise UsageError("bad-tracker", problem, fix=nearest(kind, {*kinds, NO_TRACKER} - {kind}))
+    if colon and not where:
+        raise UsageError("bad-tracker", f"`--track {kind}:` names no place.", fix=f"--track {kind}")
+    if _UNCLEAR.search(where):
         raise UsageError(
             "bad-tracker",
-            f"`{option} {masked(text)}` does not name a tracker.",
-            because="nothing follows the colon" if kind in kinds else None,
-            fix=f"leave out the colon: {option} {kind}"
-            if kind in kinds
-            else nearest(kind, (*kinds, NO_TRACKER)),
+            f"the address of `--track {kind}` is ambiguous.",
+            because="there is an @ after the host; a / ? or # in a password ends the host",
+            fix="write / ? # @ in a user, password or path as %2F %3F %23 %40",
         )
-    return TrackerTarget(kind=kind, where=where.strip() or None)  # type: ignore[arg-type]
+    return TrackerTarget(kind=kind, where=where or None)  # type: ignore[arg-type]
 
 
 def parse_trackers(texts: Sequence[str]) -> tuple[TrackerTarget, ...]:

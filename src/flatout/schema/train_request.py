@@ -9,7 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.schema.change import Change
-from flatout.schema.experiment_spec import SweepRun
+from flatout.schema.experiment_spec import SweepRun, UsedConfig
 from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
@@ -17,7 +17,6 @@ from flatout.schema.recipe import OutOfMemory, parse_field
 from flatout.schema.tracking import parse_trackers
 from flatout.schema.tuning import Emit, Mode, Numerics, TuneRequest
 from flatout.schema.units import parse_bytes
-from flatout.schema.used_config import UsedConfig
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from flatout.system.atomic_files import mapped_os_errors
 
 SET, USE = "set", "use"
 _TABLE = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
-_KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
+_KEY = re.compile(r"""\s*(?:([\w-]+)\s*\.\s*)?["']?([\w-]+)["']?\s*=""")
 
 
 class ConfigFile:
@@ -33,7 +33,8 @@ class ConfigFile:
         with mapped_os_errors(path):
             content = path.read_bytes()
         try:
-            text = content.decode()
+            # Editors on Windows put a byte order mark first.
+            text = content.decode("utf-8-sig")
             tables = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(
@@ -50,8 +51,9 @@ class ConfigFile:
             self.options[name] = value
 
     def place(self, key: str, table: str = "") -> str:
-        """The file, and the line of a key in it."""
-        line = self._lines.get((table, key)) or self._lines.get((table, key.replace("-", "_")))
+        """The file, and the line of a key in it, or of its table."""
+        names = [(table, key), (table, key.replace("-", "_")), ("", table)]
+        line = next((self._lines[name] for name in names if name in self._lines), None)
         return f"{self.path}, line {line}" if line else str(self.path)
 
     def wrong(self, key: str, problem: str, *, fix: str, table: str = "") -> UsageError:
@@ -94,4 +96,4 @@ def _lines_of(text: str) -> Iterable[tuple[tuple[str, str], int]]:
             table = match[1]
             yield ("", table), number
         elif match := _KEY.match(line):
-            yield (table, match[1]), number
+            yield (match[1] or table, match[2]), number

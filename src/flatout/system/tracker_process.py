@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -47,6 +48,7 @@ _LIMITS = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _DATABASE = "mlflow.db"
+_LOOK_EVERY_S = 0.2
 
 
 def requested_trackers(texts: Sequence[str], folder: RunFolder | None) -> list[TrackerTarget]:
@@ -61,11 +63,11 @@ def requested_trackers(texts: Sequence[str], folder: RunFolder | None) -> list[T
     typed = [resolved(target) for target in parse_trackers(texts)]
     for target in typed:
         _require_package(target)
-    if texts and (folder is None or not typed):
-        return typed
-    if folder is None:
-        return [resolved(parse_tracker(text)) for text in read_site().train.track]
-    before = [position.target for position in positions(folder)]
+    before: list[TrackerTarget] = []
+    if folder is None and not texts:
+        before = [resolved(target) for target in parse_trackers(read_site().train.track)]
+    elif folder is not None and (typed or not texts):
+        before = [position.target for position in positions(folder)]
     return list({target.key: target for target in [*before, *typed]}.values())
 
 
@@ -87,14 +89,11 @@ def resolved(target: TrackerTarget) -> TrackerTarget:
         if where is None and os.environ.get("WANDB_MODE") == "offline":
             where = "offline"
     elif where is None:
-        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_whole(_DATABASE)}"
+        database = (Path.cwd() / _DATABASE).as_posix()
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
     if target.kind == "mlflow" and where and "://" not in where and where != "databricks":
         where = Path(where).expanduser().absolute().as_uri()
     return TrackerTarget(kind=target.kind, where=where)
-
-
-def _whole(name: str) -> str:
-    return (Path.cwd() / name).as_posix()
 
 
 def _require_package(target: TrackerTarget) -> None:
@@ -116,7 +115,7 @@ def start_trackers(folder: RunFolder, targets: Iterable[TrackerTarget]) -> None:
         position = msgspec.structs.replace(files.read(), is_done=False, finding=None)
         try:
             files.write(position)
-            start_tracker(folder, TrackerJob(target=target))
+            _start(folder, TrackerJob(target=target))
         except (OSError, FlatoutError) as error:
             finding = not_received(folder, target, f"its process did not start: {error}")
             # On a full disk, the run itself reports it.
@@ -124,12 +123,24 @@ def start_trackers(folder: RunFolder, targets: Iterable[TrackerTarget]) -> None:
                 files.write(msgspec.structs.replace(position, is_done=True, finding=finding))
 
 
-def start_tracker(folder: RunFolder, job: TrackerJob) -> TrackerProcess:
-    """Starts the process that sends a run to a tracker.
+def run_tracker(folder: RunFolder, job: TrackerJob) -> None:
+    """Starts the process that sends a run to a tracker, and waits for its end.
 
     Raises:
         OSError: it cannot be started.
     """
+    process = _start(folder, job)
+    try:
+        # Ctrl-C does not end a longer wait on Windows.
+        while process.poll() is None:
+            time.sleep(_LOOK_EVERY_S)
+    except BaseException:
+        kill_tree(process.pid)
+        process.wait()
+        raise
+
+
+def _start(folder: RunFolder, job: TrackerJob) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "flatout.runs.tracking", str(folder.path)],
         env={**_LIMITS, **os.environ},
@@ -142,23 +153,7 @@ def start_tracker(folder: RunFolder, job: TrackerJob) -> TrackerProcess:
     assert process.stdin is not None
     with process.stdin as stdin:
         stdin.write(msgspec.json.encode(job))
-    return TrackerProcess(process)
-
-
-class TrackerProcess:
-    """A process that sends; it continues when this one ends."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def is_running(self) -> bool:
-        """Whether it still lives."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """Kills it, with all it has started."""
-        kill_tree(self._process.pid)
-        self._process.wait()
+    return process
 
 
 def yield_to_others() -> None:

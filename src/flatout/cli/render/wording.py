@@ -12,7 +12,7 @@ import msgspec
 
 from flatout.runs.model.listed import RunRemoval
 from flatout.schema.environment import SmokeTestResult
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, UsedConfig
 from flatout.schema.machine import Machine
 from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Recipe
@@ -39,7 +39,6 @@ from flatout.schema.units import (
     rate_text,
     seconds_text,
 )
-from flatout.schema.used_config import UsedConfig
 
 DOT = " · "
 

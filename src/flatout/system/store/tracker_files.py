@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -66,9 +67,18 @@ def not_received(folder: RunFolder, target: TrackerTarget, because: str) -> Find
         severity="warning",
         problem=f"{target} has not received everything of run {folder.path.name}; the run itself "
         "is unaffected.",
-        because=masked(because),
+        because=masked(_without_password(because, target)),
         fixes=(Fix(text=f"send the rest: {again}"),),
     )
+
+
+def _without_password(text: str, target: TrackerTarget) -> str:
+    """A text of a package, which may have taken an address to pieces."""
+    try:
+        password = urlsplit(target.where or "").password
+    except ValueError:
+        return text
+    return text.replace(password, "****").replace(unquote(password), "****") if password else text
 
 
 def lines_after(path: Path, offset: int, kind: Any) -> Iterator[tuple[Any, int]]:
