@@ -235,6 +235,8 @@ class _Load:
         sweeping.cancel()
         if self._records is not None:
             self._records.close()
+            # What is answered still later counts neither way.
+            self._records = None
         return cpus
 
     async def _keep_schedule(self, rate_per_s: float) -> None:
