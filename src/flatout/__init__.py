@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from flatout.engine.experiment import Experiment
     from flatout.engine.predict.predictor import load
     from flatout.engine.training.api import train
+    from flatout.engine.training.lr_range import lr_range
+
+    # Not imported: everything that imports flatout would depend on what carries out a sweep.
+    sweep: Any
 
 __version__ = "0.1.0"
 # Without the callbacks, which need another package: `from flatout import *` must work without it.
-__all__ = ["Experiment", "__version__", "load", "train"]
+__all__ = ["Experiment", "__version__", "load", "lr_range", "sweep", "train"]
 _CALLBACKS = ("LightningProfiler", "TransformersProfiler")
 
 
@@ -22,12 +26,16 @@ def __getattr__(name: str) -> Any:
         from flatout.engine.experiment import Experiment
 
         return Experiment
-    if name in ("load", "train"):
+    if name in ("load", "lr_range", "train"):
         # Imported by name: an import statement would make everything that imports flatout depend on
         # torch.
         import importlib
 
         return getattr(importlib.import_module("flatout.engine"), name)
+    if name == "sweep":
+        import importlib
+
+        return importlib.import_module("flatout.cluster.sweep").sweep
     # Each is a subclass of a class of another package.
     if name in _CALLBACKS:
         import importlib

@@ -31,6 +31,7 @@ from flatout.engine.session.session import Session, build, process_settings
 from flatout.engine.session.state import take_over
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer
 from flatout.engine.training.checkpoints import read_checkpoint
+from flatout.engine.training.hook_rounds import HookRounds
 from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
 from flatout.engine.tuner.code_outline import outline
 from flatout.errors import FlatoutError
@@ -108,10 +109,15 @@ class Capturing:
             session = Session(built, recipe)
             if checkpoint is not None:
                 take_over(session, checkpoint.state)
+                state = checkpoint.state["hooks"]
+                session.hooks.load_state(state, session.device, is_changed=False)
+            hooks = HookRounds(session, journal, folder)
+            hooks.start()
             saver = AsyncCheckpointer(folder, recipe.checkpoint_every.value, timer)
             around = LoopContext(
-                folder=folder, event_log=journal, saver=saver, timer=timer, request=request
-            )
+                folder=folder, event_log=journal, saver=saver, timer=timer, request=request,
+                hooks=hooks,
+            )  # fmt: skip
             try:
                 ending = Loop(session, LoopLimits(epochs=epochs, steps=None), around).run()
             finally:
@@ -151,6 +157,44 @@ def test_a_captured_run_leaves_what_an_eager_one_does(
         folders.append(folder)
     assert tell.traces(folders[0]) == tell.traces(folders[1])
     assert len(tell.metrics(folders[0], Validated)) == 6
+
+
+class Changing:
+    """Changes, between epochs, what a graph would hold: a number, and which weights are trained."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def on_start(self, context: Any) -> None:
+        context.model[0].requires_grad_(False)
+
+    def on_epoch(self, context: Any) -> None:
+        self.weight /= 2
+        if context.epoch == 2:
+            context.model[0].requires_grad_(True)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_graphs_do_not_keep_what_hooks_change(
+    lab: Lab, tell: Tell, plain: Plain, num_steps: int
+) -> None:
+    folders, endings = [], []
+    for graphs in (RecordedGraphs, NotRecorded):
+        hook = Changing()
+
+        def loss(model: nn.Module, batch: Any, hook: Changing = hook) -> Tensor:
+            return nn.functional.cross_entropy(model(batch[0]), batch[1]) * hook.weight
+
+        experiment = plain(loss=loss, hooks=lambda hook=hook: hook)
+        capturing = Capturing(experiment, graphs, {"steps_per_launch": num_steps})
+        folder = lab.new()
+        endings.append([capturing.go_on(folder, epochs=4)])
+        # Its own object goes on: as the factory of a new process would make it.
+        hook.weight = 1.0
+        endings[-1].append(capturing.go_on(folder, epochs=4))
+        folders.append(folder)
+    assert endings == [["recipe", "finished"]] * 2
+    assert tell.traces(folders[0]) == tell.traces(folders[1])
 
 
 @pytest.mark.parametrize("stop_after", [2, 5, 6, 8])

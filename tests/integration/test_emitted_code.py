@@ -245,7 +245,7 @@ def test_outline_when_best_comes_from_a_confusion(early_stop: int | None) -> Non
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_search_gives_a_program_where_one_is_wanted(lab: Lab, is_wanted: bool) -> None:
-    wish = TuneRequest(mode="full", budget_s=1.0, is_only=True, is_outlined=is_wanted)
+    wish = TuneRequest(mode="full", budget_s=1.0, is_only=True, emit="code" if is_wanted else None)
     spec = ExperimentSpec(name="mine", file=str(MINE), fixed={"num_threads": 1}, tuning=wish)
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
     folder = create_run(header)

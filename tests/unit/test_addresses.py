@@ -33,6 +33,7 @@ _SECRET = "https://ann:s3cr:e+t@host:8080/simple"
         ("https://host/a@b?mail=x@y", "https://host/a@b?mail=x@y"),
         ("git@host:a/b, ann@host", "git@host:a/b, ann@host"),
         ("https://host:80/", "https://host:80/"),
+        ("db://host/a?password=s3cr&x=1", "db://host/a?password=****&x=1"),
     ],
 )
 def test_passwords_are_masked(text: str, shown: str | None) -> None:

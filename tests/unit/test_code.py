@@ -6,73 +6,21 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from support.recipes import LOADED, OUTLINE, header, outlines, recipe, recipes, tuned
 
-from flatout.schema.code_outline import CodeOutline, DataKind, Scheduling
-from flatout.schema.experiment_spec import ExperimentSpec
-from flatout.schema.recipe import (
-    Allocator,
-    Attention,
-    Capture,
-    Choice,
-    Compiled,
-    CompileMode,
-    CpuAffinity,
-    MemoryFormat,
-    NonfiniteLoss,
-    OptimizerImplementation,
-    Precision,
-    Recipe,
-    recipe_fields,
-)
-from flatout.schema.run import RunHeader
-from flatout.schema.tuned_recipe import TunedRecipe
-from flatout.schema.tuning import Decision, Interval
+from flatout.schema.code_outline import CodeOutline
+from flatout.schema.recipe import Choice, Recipe, recipe_fields
 from flatout.tune.emit.code import program
 from flatout.tune.emit.code_lines import Filling, filled
 
-PLAIN: dict[str, Any] = {
-    "device": "cpu", "precision": "fp32", "attention": "auto", "data_path": "sliced",
-    "loader_workers": 0,
-    "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
-    "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
-    "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",
-    "checkpoint_every": None, "activation_checkpointing": False, "cpu_affinity": "all",
-    "allocator": "system", "compiled": "off", "compile_mode": "default",
-}  # fmt: skip
-OUTLINE = CodeOutline(
-    data_kind="tensors",
-    batch_size=8,
-    num_gathered=4096,
-    blocks=("blocks.0", "blocks.1"),
-    cpus={"one-per-core": (0, 2, 4, 6, 8, 9), "performance-cores": (1, 3)},
-)
-
-
-def recipe(**fields: Any) -> Recipe:
-    values = PLAIN | fields
-    return Recipe(**{name: Choice(value=value, why="so") for name, value in values.items()})
-
 
 def written(chosen: Recipe, outline: CodeOutline = OUTLINE, **spec: Any) -> str:
-    experiment = ExperimentSpec(**({"name": "rings", "file": "/home/me/rings.py"} | spec))
-    header = RunHeader(
-        id="rings-0001", created_at=0.0, flatout_version="1.2.3", python="", spec=experiment
-    )
-    decision = Decision(
-        is_default=False, changes={}, rungs=(), lost=(), refused=(), skipped=(),
-        speedup=Interval(middle=1.2, low=1.1, high=1.3), why="it was", search_s=1.0,
-            over_plain=Interval(middle=1.5, low=1.4, high=1.6),
-    )  # fmt: skip
-    tuned = TunedRecipe(
-        folder="", recipe=chosen, decision=decision, is_from_cache=False, unit="rows"
-    )
-    return program(header, tuned, outline)
+    return program(header(**spec), tuned(chosen), outline)
 
 
 def only_in(one: str, other: str) -> set[str]:
@@ -130,7 +78,6 @@ def test_program_hands_over_the_parameters() -> None:
 
 
 # A changed value of each field of the recipe, and what it brings into the program.
-LOADED = {"data_path": "loader", "loader_workers": 2}
 CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "device": ({}, "cuda:1", 'torch.device("cuda:1")'),
     "precision": ({}, "bf16", "dtype=torch.bfloat16"),
@@ -183,56 +130,6 @@ def test_a_changed_field_changes_the_program(name: str) -> None:
     after = written(recipe(**(others | {name: value})), outline)
     assert line not in before and line in after
     assert only_in(after, before)
-
-
-def outlines() -> st.SearchStrategy[CodeOutline]:
-    kinds = st.sampled_from(get_args(DataKind))
-    flags = (
-        "is_shuffled", "has_collate", "has_named_parameters", "is_counted", "is_by_steps",
-        "has_ema", "has_metrics", "has_early_stop", "is_smaller_better",
-    )  # fmt: skip
-    return st.builds(
-        CodeOutline,
-        data_kind=kinds,
-        batch_size=st.just(8),
-        num_gathered=st.just(4096),
-        num_gathered_validation=st.just(4096),
-        validation_kind=st.none() | kinds,
-        scheduling=st.none() | st.sampled_from(get_args(Scheduling)),
-        validate_every=st.none() | st.just(50),
-        blocks=st.sampled_from([(), ("0",), tuple(f"encoder.layers.{n}" for n in range(12))]),
-        self_checkpointing=st.sampled_from([(), ("", "other")]),
-        **{name: st.booleans() for name in flags},
-    ).filter(
-        lambda one: one.validation_kind or not (one.has_early_stop or one.scheduling == "plateau")
-    )
-
-
-def recipes() -> st.SearchStrategy[Recipe]:
-    values = {
-        "device": st.sampled_from(["cpu", "cuda:0"]),
-        "precision": st.sampled_from(get_args(Precision)),
-        "attention": st.sampled_from(get_args(Attention)),
-        "compiled": st.sampled_from(get_args(Compiled)),
-        "compile_mode": st.sampled_from(get_args(CompileMode)),
-        "data_path": st.sampled_from(["sliced", "resident"]),
-        "loader_workers": st.sampled_from([0, 2]),
-        "loader_pin_memory": st.booleans(),
-        "loader_persistent": st.booleans(),
-        "optimizer_implementation": st.sampled_from(get_args(OptimizerImplementation)),
-        "memory_format": st.sampled_from(get_args(MemoryFormat)),
-        "micro_batch_size": st.sampled_from([8, 3]),
-        "clip_norm": st.sampled_from([None, 1.0]),
-        "num_threads": st.sampled_from([1, 8]),
-        "cpu_affinity": st.sampled_from(get_args(CpuAffinity)),
-        "allocator": st.sampled_from(get_args(Allocator)),
-        "deterministic": st.booleans(),
-        "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
-        "activation_checkpointing": st.sampled_from([False, True, 0.25, 0.5]),
-        "capture": st.sampled_from(get_args(Capture)),
-        "steps_per_launch": st.sampled_from([1, 8]),
-    }
-    return st.fixed_dictionaries(values).map(lambda fields: recipe(**fields))
 
 
 @given(recipes(), outlines())

@@ -54,6 +54,13 @@ def weights(
     )
 
 
+def config_files(
+    context: click.Context, option: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """TOML files, and the folders on the way to them."""
+    return _items(_files(incomplete, ".toml"), incomplete)
+
+
 def settings(
     context: click.Context, option: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:

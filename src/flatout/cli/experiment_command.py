@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from flatout.cli.completion_words import PARAMETERS, settings, values_of
+from flatout.cli.config_option import defaults_of, merge, read_config
 from flatout.errors import FlatoutError, UsageError, nearest_name
 
 if TYPE_CHECKING:
+    from flatout.runs.api import ConfigFile
     from flatout.runs.experiment_params import Parameter
 
 _PREFIX = "parameter_"
@@ -42,7 +44,10 @@ class ExperimentCommand(click.Command):
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
         """Adds the options of the experiment that is named; their values become settings."""
-        named = self._named(context, arguments)
+        config = None if context.resilient_parsing else read_config(self, arguments)
+        if config is not None:
+            context.default_map = defaults_of(self, context, config)
+        named = self._named(context, arguments, config)
         context.meta[PARAMETERS] = named.parameters
         context.meta[_EXPERIMENT] = named.experiment
         context.meta[_OPTIONS] = options = list(self._options(named.parameters))
@@ -70,6 +75,8 @@ class ExperimentCommand(click.Command):
             for pair in _pairs(str(option.name).removeprefix(_PREFIX), value)
         ]
         context.params["settings"] = (*(context.params.get("settings") or ()), *pairs)
+        if config is not None:
+            merge(context, config, named.parameters or None)
         return rest
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
@@ -90,11 +97,16 @@ class ExperimentCommand(click.Command):
                 [_help_of(parameter, by_name.get(parameter.name)) for parameter in parameters]
             )
 
-    def _named(self, context: click.Context, arguments: Sequence[str]) -> _Named:
+    def _named(
+        self, context: click.Context, arguments: Sequence[str], config: ConfigFile | None
+    ) -> _Named:
         own = {name: option for option in super().get_params(context) for name in option.opts}
         words, unknown = _words(arguments, own)
+        if config is not None and isinstance(experiment := config.options.get("experiment"), str):
+            words.append(experiment)
         is_help = any(word in context.help_option_names for word in arguments)
-        if not words or not (unknown or is_help or context.resilient_parsing):
+        is_needed = unknown or is_help or (config is not None and config.settings)
+        if not words or not (is_needed or context.resilient_parsing):
             return _Named("")
         first: _Named | None = None
         # An unknown option's value may stand before the experiment: `--lr 0.1 digits`.

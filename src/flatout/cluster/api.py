@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flatout.schema.predict_protocol import AnyReply, InferenceRequest, Verb
     from flatout.schema.script_launch import LaunchRequest, NodeEvent
     from flatout.schema.serve_request import ModelRequest
+    from flatout.schema.sweep import Sweep, SweepRequest
     from flatout.schema.train_request import TrainRequest
     from flatout.serve.replica_plan import ModelSource
     from flatout.system.signals import Interrupts
@@ -35,6 +36,15 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool) -
     from flatout.runs import api as runs_api
 
     return runs_api.begin(request, interrupts, is_attached=is_attached)
+
+
+def sweep(request: SweepRequest, interrupts: Interrupts) -> Iterator[Sweep]:
+    """Carries out a sweep, each trial where requested; see `runs/sweep/carry_out.py`."""
+    from functools import partial
+
+    from flatout.runs.sweep import carry_out
+
+    return carry_out.carry_out(request, partial(begin, is_attached=True), interrupts)
 
 
 def predict_or_evaluate(

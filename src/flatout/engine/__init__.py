@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.experiment import Experiment, Updates
+from flatout.engine.hooks import Hook, HookContext
 
 if TYPE_CHECKING:
     from flatout.engine.data.builtin_datasets import dataset
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from flatout.engine.tensors.confusion_matrix import Confusion, confusion
     from flatout.engine.training.api import Trained, train
     from flatout.engine.training.dry_run import dry_run
+    from flatout.engine.training.lr_range import lr_range
     from flatout.engine.tuner.api import TunedHere, tune
 
 __all__ = [
-    "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
-    "dataset", "decayed_groups", "dry_run", "load", "sampled_tokens", "schedules",
-    "streamed_tokens", "train", "tune",
+    "Confusion", "Experiment", "Hook", "HookContext", "Predictor", "Trained", "TunedHere",
+    "Updates", "confusion", "dataset", "decayed_groups", "dry_run", "load", "lr_range",
+    "sampled_tokens", "schedules", "streamed_tokens", "train", "tune",
 ]  # fmt: skip
 
 # Modules of the public names whose import needs torch.
@@ -41,6 +43,7 @@ _MODULES = {
     "decayed_groups": "optim.param_groups",
     "dry_run": "training.dry_run",
     "load": "predict.predictor",
+    "lr_range": "training.lr_range",
     "sampled_tokens": "predict.text_sampling",
     "streamed_tokens": "predict.text_sampling",
     "train": "training.api",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from flatout.engine.hooks import Hook
     from flatout.engine.tensors.confusion_matrix import Confusion
 
     Mean = Tensor | tuple[Tensor, Tensor | float]
@@ -108,6 +109,9 @@ class Experiment:
             gradients); None does not clip.
         unit: what a sample is, for rates: `images`, `sequences`.
         labels: class names of a classifier, in the order of their numbers.
+        hooks: builds a hook or a list of them: objects whose `on_start`, `on_epoch`,
+            `on_validation` or `on_step` are called with a context while the experiment is trained,
+            to freeze weights, log, or stop.
         generate: `generate(model)` returns texts that show what the model can do; called after
             each validation, in evaluation mode without gradients, and kept in the run's folder.
         predict: `predict(model, batch)` returns the prediction for each sample: a tensor or a list
@@ -148,6 +152,7 @@ class Experiment:
     clip_norm: float | None = None
     unit: str = "samples"
     labels: Sequence[str] | None = None
+    hooks: Callable[[], Hook | Sequence[Hook]] | None = None
     generate: Callable[[nn.Module], Sequence[str]] | None = None
     predict: Callable[[nn.Module, Any], Any] | None = None
     predict_data: Callable[[str], Any] | None = None

@@ -19,11 +19,11 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "model": (), "optimizer": ("parameters",), "loss": ("model", "batch"),
     "step": ("updates", "model", "batch"), "train_data": (), "validation_data": (),
     "metrics": ("model", "batch"), "schedule": ("optimizer",), "collate": ("samples",),
-    "generate": ("model",), "predict": ("model", "batch"), "predict_data": ("text",),
+    "hooks": (), "generate": ("model",), "predict": ("model", "batch"), "predict_data": ("text",),
     "decode": ("content",), "encode": ("prediction",), "stream": ("model", "sample"),
 }  # fmt: skip
 # Functions that build something: they may be called repeatedly and must return a new one each time.
-_FACTORIES = ("model", "optimizer", "schedule", "train_data", "validation_data")
+_FACTORIES = ("model", "optimizer", "schedule", "train_data", "validation_data", "hooks")
 _REQUIRED = ("model", "optimizer", "train_data")
 _KINDS: Mapping[str, str] = {
     "batch_size": "a whole number", "epochs": "a whole number", "steps": "a whole number",
@@ -47,6 +47,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "monitor": "best", "class_names": "labels", "classes": "labels", "network": "model",
     "net": "model", "opt": "optimizer", "optim": "optimizer", "metric": "metrics",
     "compute_metrics": "metrics", "ema_decay": "ema", "validate": "validate_every",
+    "callbacks": "hooks", "callback": "hooks", "hook": "hooks",
 }  # fmt: skip
 # Settings that belong elsewhere, and where.
 _NO_FIELDS: Mapping[str, str] = {
@@ -178,7 +179,7 @@ def _factory(name: str, code: ast.expr | None) -> str:
     """The field as it should be written."""
     arguments = " ".join(ARGUMENTS[name])
     begin = f"{name}=lambda {arguments}: " if arguments else f"{name}=lambda: "
-    is_data = name.endswith("_data")
+    is_data = name.endswith("_data") or name == "hooks"
     if isinstance(code, ast.Call):
         if arguments and code.args:
             code = ast.Call(code.func, [ast.Name(arguments), *code.args[1:]], code.keywords)

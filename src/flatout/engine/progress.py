@@ -11,6 +11,8 @@ class TrainState:
 
     epoch_losses: sum and number of samples, for each loss that an experiment's own step names.
     best_name, best_loss: the metric that best_value belongs to, and its validation loss.
+    stop_reason: why a hook has ended the training. refrozen_step: the step after which one has last
+    frozen or unfrozen weights.
     """
 
     epoch: int = 0
@@ -27,3 +29,5 @@ class TrainState:
     best_name: str | None = None
     best_loss: float | None = None
     num_worse: int = 0
+    stop_reason: str | None = None
+    refrozen_step: int = -1

@@ -3,6 +3,9 @@
 `runs/api.py` reads the run and calls them: `tensorboard.Writer` is given its lines, `plots.draw`
 a run with its lines and results; only `plots` writes into the run's folder, to `plots/`.
 
+Trackers are sent to while a run trains, by a process of its own (`runs/tracking.py`), which keeps
+how far each has come and decides what is sent; `tracker.py: Tracker` is what an adapter has to do.
+
 Samples of the machine come from `system/machine_sampler.py`: `top_view` shows them, with
 `text_table`; `recorder` writes them into a run's folder, and `machine_use` sums them up.
 
@@ -28,4 +31,13 @@ To add an exporter
 3. `cli/commands/show.py`: an option; it goes into `tests/cases/cli/options.txt` and docs/runs.md.
    (`cli/commands/setup_export.py` is something else: environments.)
 4. Tests like tests/unit/test_tensorboard.py and test_plots.py.
+
+To add a tracker
+----------------
+
+1. `monitor/<name>_tracker.py`, like `mlflow_tracker.py`; an extra in pyproject.toml.
+2. `schema/tracking.py: TrackerKind`; `runs/tracking.py: _tracker_for`; limits of its requests in
+   `system/tracker_process.py`, where its default place is settled, too.
+3. docs/trackers.md; a test that reads back what has arrived, as in
+   tests/integration/test_trackers.py.
 """

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flatout.schema.class_report import ClassReport, ClassScores
-from flatout.schema.run_lines import Classified, EpochEnded, Metric, Progress, Validated
+from flatout.schema.lr_range import LrRange
+from flatout.schema.run_lines import Classified, EpochEnded, Logged, Metric, Progress, Validated
 from flatout.schema.units import is_ratio
 
 # (step, value)
@@ -59,6 +60,8 @@ class Curves:
                     is_loss = name == "loss"
                     title = "loss" if is_loss else name.replace("_", " ")
                     self._add(title, "validation" if is_loss else name, line.step, value)
+            elif isinstance(line, Logged):
+                self._add(line.name, line.name, line.step, line.value)
 
     def _add(self, title: str, name: str, step: int, value: float | None) -> None:
         if value is not None:
@@ -100,7 +103,7 @@ def _draw_panel(axis: Any, title: str, lines: dict[str, Points]) -> None:
         style = {"color": GREEN, "marker": "D"} | styles.get(name, {})
         if name == "training" or len(points) > _MARKED_POINTS:
             style.pop("marker", None)
-        label = name if title == "loss" else "validation"
+        label = name if title in ("loss", name) else "validation"
         axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
         name_of_ratio = name
     values = [value for points in lines.values() for _, value in points]
@@ -122,6 +125,33 @@ def draw_learning_rate(figure: Any, curves: Curves, title: str) -> Any:
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(_plain_number)
     _label_steps(axis)
+    return picture
+
+
+def draw_lr_range(figure: Any, result: LrRange) -> Any:
+    """The loss of each step of a learning-rate range test over its rate, and the suggestion."""
+    picture = figure(figsize=(8, 4), layout="constrained")
+    picture.suptitle(result.name, x=0.01, ha="left", weight="bold")
+    axis = picture.subplots()
+    axis.set_title("loss over the learning rate")
+    lrs = [point.lr for point in result.points]
+    losses = [point.loss for point in result.points]
+    axis.plot(lrs, losses, color=BLUE, alpha=0.35, linewidth=1.0, label="each step")
+    smoothed = [point.smoothed for point in result.points]
+    axis.plot(lrs, smoothed, color=BLUE, label="smoothed")
+    if result.lr is not None:
+        label = f"suggested: {result.lr:.2g}"
+        axis.axvline(result.lr, color=ORANGE, linestyle="--", linewidth=1.2, label=label)
+    axis.set_xscale("log")
+    axis.set_xlabel("learning rate")
+    # matplotlib's own labels are formulas.
+    axis.xaxis.set_major_formatter(_plain_number)
+    axis.xaxis.set_minor_formatter(lambda value, _: "")
+    # What diverges would flatten all that is of interest.
+    low, high = min(smoothed), max(smoothed[: max(1, smoothed.index(min(smoothed)))])
+    margin = 0.15 * (high - low) or 0.1
+    axis.set_ylim(low - margin, high + 2 * margin)
+    axis.legend(loc="best", fontsize="small")
     return picture
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -15,6 +16,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.monitor import figures
 from flatout.monitor.figures import Curves
 from flatout.schema.class_report import Results
+from flatout.schema.lr_range import LrRange
 from flatout.schema.run import Run
 from flatout.schema.run_lines import Metric
 from flatout.schema.suggested_command import show_command
@@ -43,6 +45,38 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
         UsageError: matplotlib-not-installed.
         RunFailed: plots-not-drawn.
     """
+    again = show_command(run.typed, "--plots")
+    fix = f"the run itself is unaffected; update matplotlib and try again: {again}"
+    with drawing(f"the plots of {run.id}", fix) as figure:
+        drawn = dict(_drawn(run, lines, results, figure))
+    return replace_all(Path(run.folder) / "plots", drawn)
+
+
+def draw_lr_range(result: LrRange, path: Path) -> Path:
+    """Draws the losses of a learning-rate range test over the rates; gives the file.
+
+    Raises:
+        UsageError: matplotlib-not-installed.
+        RunFailed: plots-not-drawn.
+    """
+    what = f"the learning-rate range of {path.stem}"
+    with drawing(what, "update matplotlib, and test again") as figure:
+        atomic_files.write_atomically(path, png(figures.draw_lr_range(figure, result)))
+    return path
+
+
+@contextlib.contextmanager
+def drawing(what: str, fix: str) -> Iterator[Any]:
+    """matplotlib's Figure, with flatout's style while it is open.
+
+    Args:
+        what: what is drawn, for the error.
+        fix: for the error.
+
+    Raises:
+        UsageError: matplotlib-not-installed.
+        RunFailed: plots-not-drawn.
+    """
     try:
         matplotlib = importlib.import_module("matplotlib")
         figure = importlib.import_module("matplotlib.figure").Figure
@@ -51,8 +85,7 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
             warnings.simplefilter("ignore")
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(figures.STYLE)
-            drawn = dict(_drawn(run, lines, results, figure))
-        return _replace(Path(run.folder) / "plots", drawn)
+            yield figure
     except FlatoutError:
         raise
     except ImportError as error:
@@ -66,10 +99,9 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
     except Exception as error:
         raise RunFailed(
             "plots-not-drawn",
-            f"the plots of {run.id} could not be drawn.",
+            f"{what} could not be drawn.",
             because=f"{type(error).__name__}: {error}",
-            fix="the run itself is unaffected; update matplotlib and try again: "
-            + show_command(run.typed, "--plots"),
+            fix=fix,
         ) from error
 
 
@@ -81,25 +113,27 @@ def _drawn(
     best = run.best_validation
     title = run.id if run.status == "finished" else f"{run.id} ({run.status})"
     if curves.panels:
-        yield "curves.png", _png(figures.draw_curves(figure, curves, title, best))
+        yield "curves.png", png(figures.draw_curves(figure, curves, title, best))
     if curves.has_changing_rate:
-        yield "learning_rate.png", _png(figures.draw_learning_rate(figure, curves, title))
+        yield "learning_rate.png", png(figures.draw_learning_rate(figure, curves, title))
     for number, (line, report) in enumerate(zip(results.confusions, results.reports, strict=True)):
         ending = f"-{re.sub(r'[^A-Za-z0-9_-]+', '-', line.name)}.png" if number else ".png"
         if not report.num_samples:
             continue
         if len(line.labels) <= figures.MOST_CLASSES:
-            yield f"confusion{ending}", _png(figures.draw_confusion(figure, line, title))
-        yield f"per_class{ending}", _png(figures.draw_classes(figure, report, title))
+            yield f"confusion{ending}", png(figures.draw_confusion(figure, line, title))
+        yield f"per_class{ending}", png(figures.draw_classes(figure, report, title))
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """A figure as a PNG file."""
     file = BytesIO()
     figure.savefig(file, format="png", dpi=_PIXELS_PER_INCH)
     return file.getvalue()
 
 
-def _replace(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
+def replace_all(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
+    """Puts pictures into a folder, in place of those that it has."""
     with atomic_files.mapped_os_errors(folder):
         if drawn:
             folder.mkdir(exist_ok=True)

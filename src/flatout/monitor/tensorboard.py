@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout.errors import UsageError
 from flatout.monitor.machine_use import others_bytes
 from flatout.schema.machine_sample import MachineSample
-from flatout.schema.run_lines import EpochEnded, Line, Progress, Validated
+from flatout.schema.run_lines import EpochEnded, Line, Logged, Progress, Validated
 
 # Distinguishes our event files from those of other writers in the same folder.
 _SUFFIX = ".flatout"
@@ -103,6 +103,8 @@ def scalars(line: Line) -> Iterator[tuple[str, float]]:
         values |= {f"train/epoch_loss/{name}": value for name, value in line.losses.items()}
     elif isinstance(line, Validated):
         values = {f"validation/{name}": value for name, value in line.metrics.items()}
+    elif isinstance(line, Logged):
+        values = {f"logged/{line.name}": line.value}
     else:
         values = {}
     yield from ((name, value) for name, value in values.items() if value is not None)

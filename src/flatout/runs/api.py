@@ -33,6 +33,9 @@ from flatout.schema.suggested_command import resume_run, show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuned_recipe import TunedRecipe
 from flatout.system import atomic_files, clock, paths, process_env, worker_process
+
+# The command line asks for it here.
+from flatout.system.config_file import ConfigFile as ConfigFile
 from flatout.system.signals import Interrupts
 from flatout.system.store import datasets, interpreters, run_folder, run_tail
 
@@ -54,6 +57,7 @@ from flatout.system.store.run_reader import (
 )
 from flatout.system.store.sample_file import SampleTail, read_samples
 from flatout.tune.emit.code import program
+from flatout.tune.emit.settings import settings
 
 # Verbs that are only re-exported.
 __all__ = [
@@ -153,8 +157,11 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     change = msgspec.structs.replace(plan.change, python=other_python)
     on = request.placement
     if on is not None:
-        on.check(num_gpus_for(machine, process_env.visible_gpus()), plan.device)
-    start = partial(worker_process.start_worker, python, is_attached=is_attached, on=on)
+        seen = request.gpus or process_env.visible_gpus()
+        on.check(num_gpus_for(machine, seen), plan.device)
+    start = partial(
+        worker_process.start_worker, python, is_attached=is_attached, on=on, gpus=request.gpus
+    )
     with run_for(plan, machine, interrupts) as folder:
         end = run_tail.RunTail(folder, is_from_end=True)
         worker = start(folder, change)
@@ -287,13 +294,18 @@ def next_step() -> tuple[str, str]:
 
 
 def tuned(run: Run) -> TunedRecipe:
-    """The result of a search for a recipe, and its program if one was requested."""
+    """The result of a search for a recipe, and what was to be written of it."""
     recipe, outline = tuned_recipe(run), outline_of(run)
     used = _utilization(run, recipe.decision.samples_per_s)
     recipe = msgspec.structs.replace(recipe, utilization=used)
-    if outline is None:
+    emit = run.header.spec.tuning.emit
+    if outline is None or emit is None:
         return recipe
-    return msgspec.structs.replace(recipe, code=program(run.header, recipe, outline))
+    if emit == "code":
+        text = program(run.header, recipe, outline)
+    else:
+        text = settings(run.header, recipe, outline, emit)
+    return msgspec.structs.replace(recipe, code=text)
 
 
 def with_utilization(run: Run) -> Run:

@@ -45,6 +45,11 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     return ListedRun(run=run, parameters=defaults | given, changed=changed, duration_s=duration_s)
 
 
+def known_parameters(run: Run) -> dict[str, Value]:
+    """The parameters of a run by name, the defaults among them."""
+    return _defaults(run) | run.header.spec.parameters
+
+
 def _defaults(run: Run) -> dict[str, Value]:
     """The defaults of a run's parameters, as its experiment's text had them when it was made."""
     try:
@@ -137,4 +142,4 @@ def compare(texts: Sequence[str]) -> Comparison:
     if len(texts) < 2:
         raise UsageError("too-few-runs", "name at least two runs.", fix="list runs: flatout runs")
     rows = [run_folder.read_run(run_folder.find_run(text)) for text in texts]
-    return compare_runs(rows, [_listed(run).parameters for run in rows])
+    return compare_runs(rows, [known_parameters(run) for run in rows])

@@ -16,10 +16,11 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.runs import experiment_source
 from flatout.runs.experiment_params import check_values, parse_parameters, parse_settings
 from flatout.schema.change import Change, ChangedFile, diff_of
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun, UsedConfig
 from flatout.schema.machine import Machine
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.suggested_command import resume_command
+from flatout.schema.tracking import TrackerTarget
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import counted_text
 from flatout.system import atomic_files, clock, paths
@@ -27,6 +28,7 @@ from flatout.system.signals import Interrupts
 from flatout.system.store import run_folder, run_tail
 from flatout.system.store.recipe_cache import fields_in, left_to_ranks
 from flatout.system.store.run_folder import RunFolder
+from flatout.system.tracker_process import requested_trackers, start_trackers
 
 # How long a resume waits for a run that has been asked to stop.
 STOP_LIMIT_S = 30.0
@@ -35,11 +37,16 @@ STOP_LIMIT_S = 30.0
 class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A planned training: a new run, or one to resume.
 
-    run_id: name of a new run. change: what a resume changes. old, header: of the run to resume.
+    run_id: name of a new run. sweep: of which it is a trial. change: what a resume changes.
+    old, header: of the run to resume. trackers: where it is sent, perhaps with passwords.
+    config: the configuration file of a new run.
     """
 
     spec: ExperimentSpec
     run_id: str | None = None
+    trackers: tuple[TrackerTarget, ...] = ()
+    config: UsedConfig | None = None
+    sweep: SweepRun | None = None
     change: Change = Change()
     old: RunFolder | None = None
     header: RunHeader | None = None
@@ -54,14 +61,23 @@ def plan_run(request: TrainRequest, interrupts: Interrupts) -> PlannedRun:
     """The training that a request describes, before the machine is probed."""
     if request.resume is None:
         change = Change(on=request.on, python=request.python)
-        return PlannedRun(spec=specify(request), run_id=request.run_id, change=change)
+        spec = specify(request)
+        is_run = not (spec.is_dry_run or spec.tuning.is_only)
+        trackers = requested_trackers(request.track, None) if is_run else []
+        return PlannedRun(
+            spec=spec, run_id=request.run_id, trackers=tuple(trackers), config=request.config,
+            sweep=request.sweep, change=change,
+        )  # fmt: skip
     old = reopen(request, interrupts)
     header = atomic_files.read_json(old.header, RunHeader)
     change = request.change
     if request.is_changed:
         file = changed_file(old, header.spec)
         change = msgspec.structs.replace(change, file=file)
-    return PlannedRun(spec=header.spec, change=change, old=old, header=header)
+    trackers = requested_trackers(request.track, old)
+    return PlannedRun(
+        spec=header.spec, trackers=tuple(trackers), change=change, old=old, header=header
+    )
 
 
 def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
@@ -188,6 +204,7 @@ def run_for(plan: PlannedRun, machine: Machine, interrupts: Interrupts) -> Itera
         # line holds this already, the run is as safe.
         folder.attended.acquire()
         yield folder
+        start_trackers(folder, plan.trackers)
     except BaseException as error:
         folder.attended.release()
         if plan.spec.is_dry_run:
@@ -225,8 +242,10 @@ def _prepare(plan: PlannedRun, machine: Machine, parent: Path) -> RunFolder:
         flatout_version=__version__,
         python=machine.python or sys.executable,
         on=plan.change.on,
+        config=plan.config,
         spec=spec,
         machine=machine,
+        sweep=plan.sweep,
     )
     folder = run_folder.create_run(header, parent)
     try:

@@ -9,6 +9,8 @@ import re
 
 # What stands before the last @ of an address's host: a user, perhaps with a password.
 _USER = re.compile(r"""(?<=://)([^/\s:@"'<>?#]*)(:?)[^/\s"'<>?#]*@""")
+# A secret among the parameters of an address, as databases take it.
+_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:password|passwd|pwd|token|api_key)=)[^&#\s\"'<>]*")
 _MASK = "****"
 
 
@@ -17,7 +19,16 @@ def masked(text: str) -> str:
 
     `https://ann:secret@host/simple` becomes `https://ann:****@host/simple`.
     """
-    return _USER.sub(_mask, text) if "://" in text else text
+    if "://" not in text:
+        return text
+    return _PARAMETER.sub(rf"\g<1>{_MASK}", _USER.sub(_mask, text))
+
+
+def without_secrets(address: str) -> str:
+    """An address without user, password and parameters, for what is kept."""
+    if "://" not in address:
+        return address
+    return _USER.sub("", address).partition("?")[0]
 
 
 def _mask(match: re.Match[str]) -> str:

@@ -12,6 +12,23 @@ from flatout.schema.tuning import TuneRequest
 Value = bool | int | float | str | None
 
 
+class UsedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that a configuration file has set, and the command line has not.
+
+    values: by name, as text, without passwords: `epochs`, `set.lr`, `use.precision`.
+    """
+
+    file: str
+    values: dict[str, str]
+
+
+class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The sweep that a run is a trial of, and which one, from 1."""
+
+    sweep: str
+    trial: int
+
+
 class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment as data: enough to build it again, exactly, in another process.
 

@@ -18,12 +18,14 @@ To add a field
 4. If a search may try it: a candidate in `tune/candidates.py`, and its plain value in
    `plain_changes`; `tune/gate.py: _CONCERNED`; how its effect is observed, in
    `engine/tuner/effect_checks.py: _EFFECT_CHECKS`; `engine/gate/fixtures.py: small`, if the gate
-   must set it. Emitted as code: `tune/emit/code.py: _flags_of_step` and `tune/emit/code_loop.py`.
+   must set it. Emitted as code: `tune/emit/code.py: _flags_of_step` and `tune/emit/code_loop.py`;
+   as settings: `tune/emit/settings_text.py`, or named in `settings.py: _missing`.
 5. `system/store/recipe_cache.py: left_to_ranks`, if it suits a single process only;
    `engine/predict/predictor.py: _OF_USE`, if it also matters where nothing is trained.
 6. Shown: `cli/render/wording.py: recipe_text`; described: docs/recipe.md, a heading.
 7. Tests that list all fields: test_recipe_places.py (each place above, or a reason), test_code.py
-   (`CHANGED`, or `none`), test_recipe_file.py (`VALUES`); test_show.py (`_VALUES`), if shown.
+   (`CHANGED`, or `none`), test_settings.py (`CHANGED`), test_recipe_file.py (`VALUES`);
+   test_show.py (`_VALUES`), if shown.
 """
 
 from __future__ import annotations

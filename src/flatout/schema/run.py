@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from flatout.schema.change import Change
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, SweepRun, UsedConfig
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.machine_use import MachineUse
@@ -25,6 +25,7 @@ from flatout.schema.run_lines import (
     Stopped,
     Validated,
 )
+from flatout.schema.tracking import TrackerPosition
 
 Status = Literal["new", "running", "finished", "stopped", "failed", "interrupted"]
 
@@ -33,7 +34,8 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts fixed when a run is made (`run.json`).
 
     python: the interpreter that trains it. on: who starts its ranks, as it was typed; None for a
-    single process.
+    single process. config: what was taken from a configuration file. sweep: of which it is a
+    trial, if of any.
     """
 
     id: str
@@ -42,8 +44,10 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     flatout_version: str
     python: str
     on: str | None = None
+    config: UsedConfig | None = None
     spec: ExperimentSpec
     machine: Machine | None = None
+    sweep: SweepRun | None = None
 
 
 class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +114,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: what ended it, where that is how it stands. flops: None where the run was too short.
     utilization, machine_use: None where it was not asked for, or not recorded.
     is_elsewhere: it is not among flatout's runs, so that a command takes its folder.
+    trackers: how far each has come to which the run is sent.
     """
 
     folder: str
@@ -132,6 +137,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     utilization: Utilization | None = None
     machine_use: MachineUse | None = None
     is_elsewhere: bool = False
+    trackers: tuple[TrackerPosition, ...] = ()
 
     @property
     def ending_reason(self) -> str | None:

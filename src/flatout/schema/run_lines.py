@@ -33,6 +33,8 @@ class Started(Line, frozen=True, kw_only=True, tag="started"):
     unit: what a sample is, for rates. num_ranks: processes that train it together.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
     on, python, leave_free_bytes: as they were requested this time; see schema/change.py.
+    best: the metric that decides which weights are kept; None without validation data, and in runs
+    of an older flatout.
     """
 
     pid: int
@@ -49,6 +51,7 @@ class Started(Line, frozen=True, kw_only=True, tag="started"):
     on: str | None = None
     python: str | None = None
     leave_free_bytes: int | None = None
+    best: str | None = None
 
 
 class RecipeSet(Line, frozen=True, kw_only=True, tag="recipeset"):
@@ -302,4 +305,18 @@ class Generated(Line, frozen=True, kw_only=True, tag="generated"):
     texts: tuple[str, ...]
 
 
-Metric = Progress | EpochEnded | Validated | Classified | Generated
+class Logged(Line, frozen=True, kw_only=True, tag="logged"):
+    """What a hook has logged: a number, a text (cut if long), or a picture.
+
+    epoch: whole epochs trained by then. value: None also where the number is not finite.
+    picture: path of a PNG file, from the run's folder.
+    """
+
+    epoch: int
+    name: str
+    value: float | None = None
+    text: str | None = None
+    picture: str | None = None
+
+
+Metric = Progress | EpochEnded | Validated | Classified | Generated | Logged

@@ -27,6 +27,12 @@ class SetupDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     folder: str | None = None
 
 
+class TrainDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """track: trackers that each run is sent to, as `flatout train --track` takes them."""
+
+    track: tuple[str, ...] = ()
+
+
 class Forbidden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Forbidden work of flatout itself: fixes of these rules, and plans with these goals.
 
@@ -43,13 +49,17 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     mirrors: Mirrors = Mirrors()
     setup: SetupDefaults = SetupDefaults()
+    train: TrainDefaults = TrainDefaults()
     forbidden: Forbidden = Forbidden()
     file: str | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
         """The settings made, as `mirrors.packages = URL`, in the order of the tables."""
-        tables = {"mirrors": self.mirrors, "setup": self.setup, "forbidden": self.forbidden}
+        tables = {
+            "mirrors": self.mirrors, "setup": self.setup, "train": self.train,
+            "forbidden": self.forbidden,
+        }  # fmt: skip
         return tuple(
             f"{table} {name} = {', '.join(value) if isinstance(value, tuple) else value}"
             for table, struct in tables.items()

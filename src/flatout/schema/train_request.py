@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from flatout.errors import UsageError
 from flatout.schema.change import Change
+from flatout.schema.experiment_spec import SweepRun, UsedConfig
 from flatout.schema.finding import Finding, Fix, option_without_effect
 from flatout.schema.key_values import split_pairs
 from flatout.schema.placement import Placement, parse_placement
 from flatout.schema.recipe import OutOfMemory, parse_field
-from flatout.schema.tuning import Mode, Numerics, TuneRequest
+from flatout.schema.tracking import parse_trackers
+from flatout.schema.tuning import Emit, Mode, Numerics, TuneRequest
 from flatout.schema.units import parse_bytes
 
 
@@ -33,6 +35,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_oom: the recipe's `out_of_memory`; None leaves it as it is.
     on: how many ranks train together, and who starts them, as text; None trains on one.
     is_trusted: a run outside of the runs' folder may run its code.
+    track: trackers that the run is sent to, as text; none leaves it to the site file.
+    config: what was taken from a configuration file; the other fields have it already.
+    sweep: of which it is a trial. gpus: what CUDA sees of this machine's (CUDA_VISIBLE_DEVICES);
+    None leaves it as it is.
     """
 
     experiment: str | None = None
@@ -54,11 +60,15 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     numerics: Numerics = "default"
     budget: float | None = None
     is_only_tuned: bool = False
-    emit: Literal["code"] | None = None
+    emit: Emit | None = None
     leave_free: str | None = None
     on_oom: OutOfMemory | None = None
     on: str | None = None
     is_trusted: bool = False
+    track: tuple[str, ...] = ()
+    config: UsedConfig | None = None
+    sweep: SweepRun | None = None
+    gpus: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -112,7 +122,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
-            is_outlined=self.emit is not None,
+            emit=self.emit,
         )
 
     def warnings(self) -> Iterator[Finding]:
@@ -173,9 +183,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             UsageError: cannot-change-on-resume, cannot-be-combined, search-needs-one-rank,
-                bad-placement.
+                bad-placement, bad-tracker.
         """
         self._check_pairs()
+        parse_trackers(self.track)
         if self.placement is not None and self.tune == "full":
             raise UsageError(
                 "search-needs-one-rank",
@@ -216,6 +227,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
              "a dry run tries an experiment from its first step",
              "name the experiment instead of the run, or leave out --dry-run"),
             ("--dry-run", "--name", self.is_dry_run and self.run_id is not None,
+             "a dry run does not create a run", "leave out one of them"),
+            ("--dry-run", "--track", self.is_dry_run and bool(self.track),
              "a dry run does not create a run", "leave out one of them"),
             ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
              "a dry run uses one process", "leave out --on"),

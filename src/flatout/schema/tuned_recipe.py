@@ -13,7 +13,7 @@ class TunedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A recipe with the search it came from; is_from_cache: it was found before and still holds.
 
     utilization: of the machine by the recipe; None where FLOPs could not be counted.
-    code: a plain PyTorch program with that recipe, where one was requested.
+    code: a program with that recipe, or the settings of another tool, where one was requested.
     """
 
     folder: str

@@ -18,6 +18,7 @@ from flatout.schema.units import counted_text
 Numerics = Literal["strict", "default", "fast"]
 Mode = Literal["auto", "off", "full"]
 Stage = Literal["screen", "final"]
+Emit = Literal["code", "lightning", "hf", "accelerate"]
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,14 +27,14 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     mode: `off` takes the defaults; `full` searches whatever it costs; `auto` only as far as it
         pays within the run. numerics: how far results may differ by rounding.
     budget_s: what the search may take; None leaves it to flatout. is_only: nothing is trained.
-    is_outlined: the experiment's outline is recorded, for a plain loop to be written from.
+    emit: what is written of the recipe; then the experiment's outline is recorded for it.
     """
 
     mode: Mode = "off"
     numerics: Numerics = "default"
     budget_s: float | None = None
     is_only: bool = False
-    is_outlined: bool = False
+    emit: Emit | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,10 @@ _UNITS = {
 _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 # By the unit of a bench row. Operations on integers are no FLOPs.
 PREFIXED_UNITS = {"flop/s": "FLOP/s", "op/s": "OP/s", "B/s": "B/s"}
+# Ends of metrics' names; of all others, larger is better.
+_SMALLER_IS_BETTER = (
+    "loss", "error", "mse", "mae", "perplexity", "ppl", "wer", "cer", "bpc", "nll",
+)  # fmt: skip
 # A thousand years: what is longer was not measured, but damaged.
 _LONGEST_S = 3.2e10
 
@@ -148,6 +152,11 @@ def noun_text(count: int, noun: str, plural: str | None = None) -> str:
 def percent_text(ratio: float, digits: int = 1) -> str:
     """0.9712 -> "97.1 %"."""
     return f"{100 * ratio:.{digits}f} %"
+
+
+def is_smaller_better(name: str) -> bool:
+    """Whether a metric of that name is one that falls while a model learns."""
+    return name.endswith(_SMALLER_IS_BETTER)
 
 
 def is_ratio(name: str) -> bool:

@@ -29,6 +29,11 @@ def tunes_folder() -> Path:
     return state_folder() / "tunes"
 
 
+def sweeps_folder() -> Path:
+    """Folder that holds one folder per sweep; its trials are runs."""
+    return state_folder() / "sweeps"
+
+
 def compat_update_file() -> Path:
     """The file that `flatout compat update` adds to the tables of builds."""
     return _base("XDG_DATA_HOME", ".local/share") / "flatout" / "compat" / "updated.json"

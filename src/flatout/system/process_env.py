@@ -30,18 +30,24 @@ _COMPILERS = {"win32": "cl", "darwin": "clang++"}
 # Names the variables that were added, with commas between.
 _NAMES = "FLATOUT_ADDED"
 
+# The GPUs that CUDA sees.
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
 # It decides which GPU is which; all the others are about speed.
 _GPU_ORDER = "CUDA_DEVICE_ORDER"
 
 
-def worker_environment() -> dict[str, str]:
+def worker_environment(gpus: str | None = None) -> dict[str, str]:
     """The environment of an engine's process; the user's own settings win.
 
     The names of what was added go along: a plain loop that is measured has none of it.
+
+    gpus: those that CUDA sees; None leaves it as it is.
     """
     variables = {**_ADDED, _COMPILED: str(paths.compiled_folder())}
     added = {name: value for name, value in variables.items() if name not in os.environ}
-    return {**os.environ, **added, _NAMES: ",".join(added)}
+    chosen = {} if gpus is None else {_GPUS: gpus}
+    return {**os.environ, **added, **chosen, _NAMES: ",".join(added)}
 
 
 def missing_compiler() -> str | None:
@@ -74,7 +80,7 @@ def give_up_transfers() -> None:
 
 def visible_gpus() -> str | None:
     """The GPUs that the user lets CUDA see, as typed; None if not set."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+    return os.environ.get(_GPUS)
 
 
 def is_bus_order() -> bool:

@@ -57,7 +57,19 @@ def read_site() -> Site:
             raise wrong(path, f"mirrors.{name} must be an address, but is `{url}`")
     if site.setup.folder is not None and not Path(expanded(site.setup.folder)).is_absolute():
         raise wrong(path, f"setup.folder must be an absolute path, but is `{site.setup.folder}`")
+    if site.train.track:
+        _check_trackers(path, site)
     return msgspec.structs.replace(site, file=str(path))
+
+
+def _check_trackers(path: Path, site: Site) -> None:
+    # Every command reads this file, and few of them send anything.
+    from flatout.schema.tracking import parse_trackers
+
+    try:
+        parse_trackers(site.train.track)
+    except UsageError as error:
+        raise wrong(path, f"train.track: {error.problem}") from error
 
 
 def expanded(folder: str) -> str:

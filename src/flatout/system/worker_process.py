@@ -60,6 +60,7 @@ def start_worker(
     *,
     is_attached: bool,
     on: Placement | None = None,
+    gpus: str | None = None,
 ) -> WorkerProcess:
     """Starts the engine on a run's folder, in a process group of its own.
 
@@ -70,6 +71,7 @@ def start_worker(
         is_attached: the worker stops in good order when this process dies (its stdin ends);
             otherwise it continues without it.
         on: how many ranks are started, and by whom; None starts a single worker.
+        gpus: what CUDA sees of this machine's; None leaves it as it is.
     """
     options = ["--attached"] if is_attached else []
     if on is not None:
@@ -84,7 +86,7 @@ def start_worker(
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
         process = subprocess.Popen(
             command,
-            env=worker_environment(),
+            env=worker_environment(gpus),
             stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -47,7 +47,7 @@ def command(
     """List runs, all or those of the given experiments; `rm` and `stop` take run ids.
 
     Keys are parameters, metrics of the best validation, and: run, experiment, status, epochs, step,
-    duration, created, seed, device.
+    duration, created, seed, device, sweep, trial.
     """
     if context.invoked_subcommand:
         for option, value in (("--json", is_json), ("--where", conditions), ("--sort", sort)):

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
+from flatout.cli.config_option import config_file
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import trusts_run
 
@@ -95,6 +96,11 @@ from flatout.cli.options import trusts_run
     "--on", metavar="LAUNCHER:N",
     help="Train in N processes: local:N, torchrun:N, ray:N, cluster, http://HOST:8265.",
 )  # fmt: skip
+@config_file
+@click.option(
+    "--track", multiple=True, metavar="TRACKER[:WHERE]",
+    help="Send the run to `mlflow` or `wandb`, such as mlflow:http://HOST:5000; `none` sends none.",
+)  # fmt: skip
 @click.option("--detach", is_flag=True, help="Train in the background.")
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
@@ -114,6 +120,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     from flatout.cluster import api as cluster_api
     from flatout.errors import FlatoutError
     from flatout.runs import api as runs_api
+    from flatout.runs import trackers
     from flatout.schema.finding import finding_from, unchanged_file
     from flatout.schema.train_request import TrainRequest
 
@@ -158,4 +165,6 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             show.print_plots_begun(runs_api.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
+        for finding in trackers.tracker_findings(outcome.run):
+            show.print_finding(finding)
     return 130 if interrupts.count else outcome.exit_code

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
+from flatout.cli.config_option import config_file
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
@@ -34,15 +35,24 @@ from flatout.cli.options import json_document
     help="Length of the run to speed up, in epochs.",
 )
 @click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Length of the run to speed up, in updates.",
+)
+@click.option(
     "--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time limit of the search."
 )
 @click.option(
     "--leave-free", metavar="SIZE", help="Memory to reserve for other programs, such as 1.5GiB."
 )
 @click.option(
-    "--emit", type=click.Choice(["code"]), help="Print the result as a plain PyTorch program."
+    "--emit",
+    type=click.Choice(["code", "lightning", "hf", "accelerate"]),
+    help="Print the result as a plain PyTorch program, or as settings for another tool.",
 )
 @click.option("--forget", is_flag=True, help="Delete all recipes found so far.")
+@config_file
 @click.option("--python", metavar="PATH", help="Python interpreter to tune with.")
 @click.option("--env", metavar="NAME", help="Environment to tune in (see `flatout envs`).")
 @json_document

@@ -118,8 +118,9 @@ def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_command(console: Console, label: str, command: str) -> None:
-    """Prints a command as it can be typed here."""
-    print_lines(console, [(label, _typeable(command))])
+    """Prints a command as it can be typed here; never broken, so that it can be copied."""
+    head = f"{label:<{max(_LABEL_WIDTH, len(label) + 1)}}"
+    console.print(Text.assemble((head, "bold"), _typeable(command)), soft_wrap=True)
 
 
 def print_finding(finding: Finding, console: Console | None = None) -> None:
@@ -202,8 +203,8 @@ def print_run(
     show_results.print_results(console, results, run.started.unit if run.started else "samples")
     if split:
         _print_section(console, "time", split_table(split))
-    for finding in run.findings:
-        if finding != failure:
+    for finding in (*run.findings, *(one.finding for one in run.trackers)):
+        if finding is not None and finding != failure:
             console.print()
             print_finding(finding, console)
     console.print()
@@ -216,6 +217,7 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         *([("result", result)] if result else []),
         *([("ended", run.ending_reason)] if run.ending_reason else []),
         ("experiment", wording.experiment_text(run.header.spec)),
+        *([("config", wording.config_text(run.header.config))] if run.header.config else []),
         *([("data", wording.data_text(run.started))] if run.started else []),
         *machine_lines(run.header.machine),
         *([("recipe", wording.recipe_text(run.recipe))] if run.recipe else []),
@@ -225,6 +227,7 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
         *([("speed", wording.speed_text(run))] if run.utilization else []),
+        *(("tracker", wording.tracker_text(one)) for one in run.trackers),
     ])  # fmt: skip
 
 

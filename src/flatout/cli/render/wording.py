@@ -12,7 +12,7 @@ import msgspec
 
 from flatout.runs.model.listed import RunRemoval
 from flatout.schema.environment import SmokeTestResult
-from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec, UsedConfig
 from flatout.schema.machine import Machine
 from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Recipe
@@ -26,6 +26,7 @@ from flatout.schema.suggested_command import (
     train_command,
     typed_value,
 )
+from flatout.schema.tracking import TrackerPosition
 from flatout.schema.tuning import Decision, Interval
 from flatout.schema.units import (
     bytes_text,
@@ -380,6 +381,22 @@ def plots_text(files: Sequence[Path]) -> str:
         return "nothing to draw yet: the run has no metrics"
     names = ", ".join(file.name for file in files)
     return f"{names} in {near_text(str(files[0].parent))}"
+
+
+def tracker_text(position: TrackerPosition) -> str:
+    """A tracker, what it has received, and where to look at it."""
+    if position.finding is not None:
+        state = "incomplete"
+    else:
+        state = "everything sent" if position.is_done else "being sent"
+    url = [position.url] if position.url else []
+    return DOT.join([str(position.target), state, *url])
+
+
+def config_text(config: UsedConfig) -> str:
+    """A configuration file, and what was taken from it."""
+    values = ", ".join(f"{name}={value}" for name, value in config.values.items())
+    return f"{home_text(config.file)}: {values or 'nothing used'}"
 
 
 def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:

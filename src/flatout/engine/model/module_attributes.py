@@ -25,7 +25,8 @@ _DEPTH = 4
 # Total size limit for tensors: larger ones are activations kept for inspection.
 _MOST_BYTES = 64 * 2**20
 
-_MISSING = object()
+# Remembered of an attribute that was not there, or cannot be compared.
+MISSING = object()
 
 
 class ModuleAttributes:
@@ -38,7 +39,7 @@ class ModuleAttributes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._begun = {
-            (module, name): _remembered(value) for module, name, value in _attributes(model)
+            (module, name): remembered(value) for module, name, value in _attributes(model)
         }
         self._is_trained = {n: p.requires_grad for n, p in model.named_parameters()}
 
@@ -78,18 +79,11 @@ class ModuleAttributes:
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         for module, name, value in _attributes(self._model):
-            if _can_be_saved(value) and self._has_changed(module, name, value):
+            if can_be_saved(value) and self._has_changed(module, name, value):
                 yield module, name, value
 
     def _has_changed(self, module: str, name: str, value: Any) -> bool:
-        begun = self._begun.get((module, name), _MISSING)
-        if isinstance(value, Tensor):
-            return not _is_same_tensor(begun, value)
-        if type(begun) is not type(value):
-            return True
-        if _can_be_saved(value):
-            return bool(begun != value)
-        return not _has_same_items(begun, value)
+        return has_changed(self._begun.get((module, name), MISSING), value)
 
     def _too_large(self) -> dict[str, list[str]]:
         """Names of tensors by module, if all of them are too large together.
@@ -133,7 +127,7 @@ def restore(model: nn.Module) -> Iterator[None]:
         if isinstance(value, Tensor)
         else copy.deepcopy(value)
         for module, name, value in _attributes(model)
-        if _can_be_saved(value)
+        if can_be_saved(value)
     }
     originals = {(module, name): value for module, name, value in _attributes(model)}
     is_trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
@@ -180,7 +174,8 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
                 yield module_name, name, value
 
 
-def _can_be_saved(value: Any, depth: int = _DEPTH) -> bool:
+def can_be_saved(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether checkpoints can contain the value of an attribute."""
     if type(value) in _SIMPLE:
         return True
     if isinstance(value, Tensor):
@@ -188,27 +183,39 @@ def _can_be_saved(value: Any, depth: int = _DEPTH) -> bool:
     if depth == 0:
         return False
     if type(value) in (list, tuple):
-        return all(_can_be_saved(item, depth - 1) for item in value)
+        return all(can_be_saved(item, depth - 1) for item in value)
     if type(value) is dict:
         pairs = (part for pair in value.items() for part in pair)
-        return all(_can_be_saved(part, depth - 1) for part in pairs)
+        return all(can_be_saved(part, depth - 1) for part in pairs)
     return False
 
 
 def _is_other_container(value: Any) -> bool:
     """Whether it holds relevant state of a type that a checkpoint cannot store."""
     return isinstance(value, set | deque) or (
-        type(value) in (list, dict) and len(value) > 0 and not _can_be_saved(value)
+        type(value) in (list, dict) and len(value) > 0 and not can_be_saved(value)
     )
 
 
-def _remembered(value: Any) -> Any:
+def has_changed(begun: Any, value: Any) -> bool:
+    """Whether the value of an attribute is another than the one that was remembered."""
+    if isinstance(value, Tensor):
+        return not _is_same_tensor(begun, value)
+    if type(begun) is not type(value):
+        return True
+    if can_be_saved(value):
+        return bool(begun != value)
+    return not _has_same_items(begun, value)
+
+
+def remembered(value: Any) -> Any:
+    """What `has_changed` compares a later value with."""
     if isinstance(value, Tensor):
         return value, _version(value)
-    if _can_be_saved(value):
+    if can_be_saved(value):
         return copy.deepcopy(value)
     # Its items may be anything: later only its length can be compared.
-    return copy.copy(value) if _is_other_container(value) else _MISSING
+    return copy.copy(value) if _is_other_container(value) else MISSING
 
 
 def _has_same_items(begun: Any, value: Any) -> bool:

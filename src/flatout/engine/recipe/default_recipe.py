@@ -94,7 +94,12 @@ def _of_the_step(facts: ExperimentFacts) -> dict[str, Choice[Any]]:
         "activation_checkpointing": Choice(
             value=False, why="recomputing activations takes time; only useful where memory is short"
         ),
-        "capture": Choice(value="off", why="only a launch-bound step gains; tuning measures it"),
+        "capture": Choice(
+            value="off",
+            why="a hook's on_step runs after every step, between graphs"
+            if facts.has_step_hook
+            else "only a launch-bound step gains; tuning measures it",
+        ),
         "steps_per_launch": Choice(value=1, why="one step per launch"),
         "compiled": Choice(value="off", why="compiling only pays off in long runs"),
         "compile_mode": Choice(value="default", why="torch.compile's own default"),

@@ -38,6 +38,7 @@ class ExperimentFacts:
     num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
     num_cores: that this process may use, which it shares with the other ranks of its machine.
+    has_step_hook: code of the user's runs after every step.
     sharding: how the model is laid out, and why. num_ranks: that train it together; num_ranks_here:
         those of this machine.
     """
@@ -61,6 +62,7 @@ class ExperimentFacts:
     topology: Topology
     num_float8_layers: int = 0
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
+    has_step_hook: bool = False
     sharding: Choice[Sharding] = Choice(value="none", why="a single rank holds the whole model")
     num_ranks: int = 1
     num_ranks_here: int = 1

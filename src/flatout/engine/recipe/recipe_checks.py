@@ -212,6 +212,8 @@ def _capture_findings(recipe: Recipe, facts: ExperimentFacts) -> list[Finding]:
     reason = why_not_captured(facts.device.type, facts.forms_to_capture, values)
     if facts.has_own_step:
         reason = "the experiment's own step decides on the CPU which updates to make"
+    elif facts.has_step_hook:
+        reason = "a hook's on_step runs after every step, and may change what a graph holds"
     if reason is not None:
         raise UsageError(
             "recipe-does-not-fit",

@@ -69,6 +69,7 @@ AT_WORK = (
     "engine/optim/schedule_rehearsal.py",
     "engine/optim/weight_update.py",
     "engine/predict/predictor.py",
+    "engine/session/hook_set.py",
     "engine/session/session.py",
     "engine/session/validation.py",
     "engine/step/custom_step.py",

@@ -43,6 +43,7 @@ from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
 from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import location_of
+from flatout.engine.session.hook_set import HookSet
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.engine.step.compiled_optimizer import OptimizerSteps
 from flatout.engine.step.cuda_graphs import Graphs, graphs_on
@@ -57,6 +58,7 @@ from flatout.schema.recipe import Recipe
 class BuiltExperiment:
     """An experiment's live objects before a recipe is applied to them.
 
+    hooks: which only a training calls: neither trials nor the gate do.
     graphs: what records work of the device; None where nothing can.
     sharding: what has spread the weights over ranks; None where they are whole.
     num_sharing: ranks of this machine, each with its own cached samples.
@@ -71,6 +73,7 @@ class BuiltExperiment:
     optimizers: Optimizers
     train_data: Any
     facts: ExperimentFacts
+    hooks: HookSet
     graphs: Graphs | None = None
     sharding: FullySharded | None = None
     num_sharing: int = 1
@@ -151,7 +154,11 @@ def build(
     optimizers = _optimizers(experiment, model)
     if train_data is None:
         train_data = built_data(experiment, experiment.train_data)
+    hooks = HookSet(experiment)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
+    if hooks.has("on_step"):
+        # It reads and changes what a graph would hold, after every step.
+        facts = replace(facts, has_step_hook=True, forms_to_capture=())
     sharding = None
     if is_spread:
         check_can_be_sharded(model, optimizers)
@@ -167,6 +174,7 @@ def build(
         optimizers=optimizers,
         train_data=train_data,
         facts=replace(facts, sharding=laid_out.sharding),
+        hooks=hooks,
         graphs=graphs_on(device),
         sharding=sharding,
     )
@@ -253,7 +261,7 @@ class Session:
         self.device = built.device
         self.placement = ThreadPlacement(built.device)
         self.facts = built.facts
-        self.train_data = built.train_data
+        self.train_data, self.hooks = built.train_data, built.hooks
         self.model = built.model
         self.optimizers = built.optimizers
         self.graphs = built.graphs

@@ -62,6 +62,7 @@ def _state(session: Session) -> dict[str, Any]:
         "average": session.average.state_dict() if session.average is not None else None,
         "generators": rng.generator_states(session.device),
         "feed": session.feed.state(),
+        "hooks": session.hooks.state(),
         "position": asdict(session.position),
         "file": session.file,
     }

@@ -31,22 +31,9 @@ from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS, class_report, mean_scores
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.run_lines import Classified, Generated, Validated
-from flatout.schema.units import counted_text
+from flatout.schema.units import counted_text, is_smaller_better
 from flatout.system.clock import now_s
 
-# Ends of metrics' names; of all others, larger is better.
-_SMALLER_IS_BETTER = (
-    "loss",
-    "error",
-    "mse",
-    "mae",
-    "perplexity",
-    "ppl",
-    "wer",
-    "cer",
-    "bpc",
-    "nll",
-)
 # What is kept of the texts of one validation.
 _MOST_TEXTS = 16
 _MOST_CHARACTERS = 4_000
@@ -86,6 +73,7 @@ class Validator:
         self._session = session
         self._event_log = event_log
         self._best: Packed | None = None
+        self._metrics: dict[str, float] | None = None
 
     def validate(self) -> None:
         """Computes and logs the metrics and samples; the generators are left as they were."""
@@ -119,6 +107,7 @@ class Validator:
         self._warn_uncached()
         name, metrics = session.experiment.best, measured.metrics
         check_best(name, metrics)
+        self._metrics = metrics
         value, loss = metrics[name], metrics.get("loss")
         is_better = _is_better(name, value, position.best_value)
         is_best = is_better or (
@@ -205,10 +194,10 @@ class Validator:
                 f"`generate` returned {type(generated).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
-        shortened = tuple(_shortened(text) for text in texts[:_MOST_TEXTS])
+        kept = tuple(shortened(text) for text in texts[:_MOST_TEXTS])
         at, position = now_s(), session.position
         self._event_log.metric(
-            Generated(at=at, step=position.step, epoch=position.epoch, texts=shortened)
+            Generated(at=at, step=position.step, epoch=position.epoch, texts=kept)
         )
 
     def _warn_once(self, finding: Finding) -> None:
@@ -233,6 +222,11 @@ class Validator:
         """The best weights, if there are better ones since the last call."""
         best, self._best = self._best, None
         return best
+
+    def take_metrics(self) -> dict[str, float] | None:
+        """The metrics, if there was a validation since the last call."""
+        metrics, self._metrics = self._metrics, None
+        return metrics
 
     def is_patience_over(self) -> bool:
         """Whether early stopping's rule says stop."""
@@ -348,10 +342,10 @@ def _labels(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     """Names of the classes; their numbers where no names are given that fit."""
     if names is None or len(names) != num_classes:
         return tuple(map(str, range(num_classes)))
-    return tuple(map(_shortened, names))
+    return tuple(map(shortened, names))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """A text as JSON can hold it: not endless, and without halves of characters."""
     cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
     return cut.encode("utf-8", "replace").decode("utf-8")
@@ -420,11 +414,6 @@ def _is_better(name: str, value: float, best: float | None) -> bool:
 
 def _is_lower(loss: float | None, best: float | None) -> bool:
     return loss is not None and (best is None or loss < best)
-
-
-def is_smaller_better(name: str) -> bool:
-    """Whether smaller values of the metric of that name are the better ones."""
-    return name.endswith(_SMALLER_IS_BETTER)
 
 
 def check_best(name: str, metrics: dict[str, float]) -> None:

@@ -65,6 +65,7 @@ class CapturedStep:
     """Carries out updates, whole ones as graphs.
 
     problem: why none can be recorded; None as long as nothing speaks against it.
+    is_outdated: set where graphs may hold numbers that have changed; they are recorded again.
     num_replayed, num_eager: updates made by graphs, and otherwise since there are graphs.
 
     Args:
@@ -79,6 +80,7 @@ class CapturedStep:
 
     def __init__(self, parts: StepParts, timer: StepTimer, graphs: Graphs, num_steps: int) -> None:
         self.problem: str | None = None
+        self.is_outdated = False
         self.num_replayed = self.num_eager = 0
         self._parts = parts
         self._step = EagerStep(replace(parts, to_device=None), timer)
@@ -116,6 +118,9 @@ class CapturedStep:
             RuntimeError: there is no memory for the graph; everything is as it was before.
         """
         self._prepared = update
+        if self.is_outdated:
+            self.flush()
+            self._recorded, self.is_outdated = {}, False
         non_tensor_kind = next(
             (kind for batch, _ in update if (kind := _first_non_tensor_kind(batch))), None
         )

@@ -136,6 +136,13 @@ class StepLoss:
         has_any_size = recipe.compile_mode.value == "dynamic"
         self._size = None if has_any_size else recipe.micro_batch_size.value
 
+    def renew(self, recipe: Recipe) -> None:
+        """After hooks, which may change a number that was compiled in: the code of one such number
+        is left to torch's guards, that of more would count as a storm.
+        """
+        if self.compiler is not None and self.compiler.num_graphs > 1:
+            self.adapt(recipe)
+
     def __call__(self, model: nn.Module, batch: Any, size: int) -> Tensor | tuple[Tensor, Any]:
         """The loss of a micro-batch of so many samples."""
         compute = self._loss

@@ -70,8 +70,9 @@ class _CompiledStep:
         self._has_state = False
 
     def __call__(self) -> None:
-        # What has been trained before has its state.
-        self._has_state |= self._steps.position().step > 0
+        # What has been trained before has its state; what a hook has just unfrozen has none.
+        position = self._steps.position()
+        self._has_state |= position.step not in (0, position.refrozen_step)
         if self._steps.compiler is None or has_step_hooks(self._optimizer):
             self._quick()
         elif not self._has_state:

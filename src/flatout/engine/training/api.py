@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from flatout.system.store.run_folder import (
     read_run,
     run_in_use,
 )
+from flatout.system.tracker_process import requested_trackers, start_trackers
 
 # What ends a training that has not failed.
 _STOPS = (StoppedEarly, KeyboardInterrupt, SystemExit)
@@ -81,6 +82,7 @@ def train(
     device: str | None = None,
     epochs: int | None = None,
     steps: int | None = None,
+    track: str | Sequence[str] = (),
     is_quiet: bool = False,
 ) -> Trained:
     """Trains an experiment in this process, in a run folder like any other run.
@@ -97,6 +99,7 @@ def train(
             `use={"device": ...}`.
         epochs: how many epochs in all, instead of the experiment's own length.
         steps: how many updates in all, instead of the experiment's own length; not on resume.
+        track: trackers that the run is sent to, such as `mlflow`; see docs/trackers.md.
         is_quiet: shows nothing while it trains.
 
     Returns:
@@ -112,8 +115,10 @@ def train(
     if not torch.cuda.is_initialized():
         # cuBLAS reads it when it begins. A worker gets it from its parent process.
         repeat_products()
-    if resume is not None:
-        folder = find_run(resume)
+    before = find_run(resume) if resume is not None else None
+    trackers = requested_trackers([track] if isinstance(track, str) else track, before)
+    if before is not None:
+        folder = before
         spec, change = read_run(folder).header.spec, Change(fixed=fixed, epochs=epochs, steps=steps)
     else:
         spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed, epochs=epochs, steps=steps)
@@ -128,6 +133,7 @@ def train(
     request = StopRequest()
     with signals_as_requests(request), _none_left_of_a_failed_start(folder, resume is None):
         echo = None if is_quiet else echo_here()
+        start_trackers(folder, trackers)
         model = train_in(TrainTask(folder, spec, change, request, echo), lambda: experiment)
     assert model is not None, "this was not a dry run"
     return Trained(run=read_run(folder), model=model)

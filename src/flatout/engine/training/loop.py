@@ -29,6 +29,7 @@ from flatout.engine.session.state import own_state_of, state_of
 from flatout.engine.session.validation import Validator
 from flatout.engine.tensors.state_tree import Packed, pack
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckpointer, Snapshot
+from flatout.engine.training.hook_rounds import HookRounds
 from flatout.engine.training.metrics_log import MetricsLog, RankLog
 from flatout.engine.training.oom_recovery import OomRecovery, oom_options_of
 from flatout.engine.training.shard_loss_check import split_check_limit_s
@@ -71,6 +72,7 @@ class LoopContext:
     saver: AsyncCheckpointer | NoCheckpointer
     timer: StepTimer
     request: StopRequest
+    hooks: HookRounds
     cap: MemoryCap | None = None
     recorder: RunRecorder | None = None
 
@@ -91,6 +93,7 @@ class Loop:
         self._timer = context.timer
         self._event_log = context.event_log
         self._request = context.request
+        self._hooks = context.hooks
         step = session.position.step
         ranks = session.ranks
         oom_options = oom_options_of(session.facts, ranks.size)
@@ -151,14 +154,18 @@ class Loop:
     def _trained(self) -> Ending:
         position = self._session.position
         self._session.model.train()
+        self._hooks.write()
         if _is_validation_missing(position, self._validate_every):
             self._validate()
+            self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
         ending: Ending | None = None
         while ending is None and not self._limits.are_reached(position.epoch, position.step):
-            ending = "early" if self._validator.is_patience_over() else self._epoch()
+            ending = "early" if self._validator.is_patience_over() else self._hooks.ending()
+            ending = ending or self._epoch()
         if ending is None:
             ending = "finished"
             self._validate()
+            self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
         self._save(is_last=True)
         return ending
 
@@ -172,7 +179,7 @@ class Loop:
                 self._end_epoch()
                 return None
             self._count(*made)
-            ending = self._after_update()
+            ending = self._after_update(made[0])
             if ending is not None:
                 return ending
         return None
@@ -223,10 +230,15 @@ class Loop:
             self._runner.flush()
             self._reporter.report()
 
-    def _after_update(self) -> Ending | None:
+    def _after_update(self, loss: Tensor | dict[str, Tensor]) -> Ending | None:
         step = self._session.position.step
+        if self._hooks.are_per_step:
+            self._runner.flush(is_waiting=True)
+            self._hooks.after_step(loss, self._runner.renew)
         if self._validate_every is not None and step % self._validate_every == 0:
-            if self._validate():
+            is_adapted = self._validate()
+            self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
+            if is_adapted:
                 # Logged under a recipe that holds only from the next step.
                 self._save(is_waiting=True)
             if self._validator.is_patience_over():
@@ -237,6 +249,9 @@ class Loop:
         if requests.has_moved:
             moved, self._reporter.moved = self._reporter.moved, None
             self._runner.speed_up(moved or OutOfMemory(part="pace", because="reported by rank 0"))
+        ending: Ending | None = self._hooks.ending() if self._hooks.are_there else None
+        if ending is not None:
+            return ending
         if self._limits.recipe_changes_at == step:
             return "recipe"
         if requests.stop is not None:
@@ -261,6 +276,8 @@ class Loop:
         session.check_groups()
         position.epoch += 1
         position.update = 0
+        self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
+        self._hooks.after_epoch(self._runner.renew)
         self._timer.mark("other")
 
     def _validate(self) -> bool:

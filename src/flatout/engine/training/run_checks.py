@@ -52,6 +52,7 @@ def started(session: Session, limits: LoopLimits, change: Change, *, resumed: bo
         on=change.on,
         python=change.python,
         leave_free_bytes=change.leave_free_bytes,
+        best=session.experiment.best if session.validation_feed is not None else None,
     )
 
 

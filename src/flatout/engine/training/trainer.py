@@ -49,6 +49,7 @@ from flatout.engine.training.changed_experiment import (
 )
 from flatout.engine.training.checkpoints import shared_checkpoint
 from flatout.engine.training.flop_count import counted_alone
+from flatout.engine.training.hook_rounds import HookRounds
 from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
 from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
 from flatout.engine.training.run_checks import (
@@ -71,6 +72,7 @@ from flatout.engine.tuner.driver import Search, tuned_recipe
 from flatout.errors import FlatoutError
 from flatout.schema.change import Change
 from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding, Fix
 from flatout.schema.recipe import Recipe
 from flatout.schema.run import RunHeader
 from flatout.schema.run_lines import (
@@ -160,10 +162,13 @@ class Trainer:
         previous, layout = recipe, _layout(ranks, named, recipe)
         with rng.untouched_generators(chosen_device(device_name)), restored_device():
             built = self._with_room(self._build(device_name, layout))
-            if self._task.spec.tuning.is_outlined and self._experiment.step is None:
+            emit = self._task.spec.tuning.emit
+            if emit is not None and self._experiment.step is None:
                 # Before the search: refuse experiments that no program can be written for.
-                code_outline = outline(built, built.recipe(self._task.spec.fixed))
+                code_outline = outline(built, built.recipe(self._task.spec.fixed), emit)
                 self._event_log.event(Outlined(at=now_s(), step=0, outline=code_outline))
+                if self._experiment.hooks is not None:
+                    self._event_log.warn(0, _not_emitted())
             ranks.attach(built.device)
             recipe = ranks.broadcast_from_rank0(
                 lambda: self._decide_recipe(built, previous, limits), Recipe
@@ -204,6 +209,9 @@ class Trainer:
         if ending == "recipe":
             packed = pack(state_of(self._session, is_for_all=True))
             self._state = unpack(packed.tree, packed.tensors)
+            # Each rank continues with its own, which are where a checkpoint has them.
+            own = [self._state["generators"]] * self._task.ranks.rank
+            self._state["generators_of_others"] = own
         else:
             checkpoint, damaged = shared_checkpoint(self._task.folder, self._task.ranks)
             for finding in damaged:
@@ -259,15 +267,7 @@ class Trainer:
         )
 
     def _segment(self, session: Session, limits: LoopLimits, timer: StepTimer) -> Ending:
-        if self._state is not None:
-            is_changed = has_other_file(self._state, self._task.spec, self._task.change)
-            if is_changed:
-                check_fit(session, self._state, self._task.folder, self._task.change)
-            take_over(session, self._state, is_changed=is_changed)
-            # Its reader still holds it: in memory, or the file.
-            forget_tensors(self._state)
-        # Whatever an experiment has drawn where no seed reaches: all begin with the same.
-        session.ranks.copy_from_first(session.model)
+        hooks = _taken_up(self._task, session, self._event_log, self._state)
         self._session = session
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
@@ -302,6 +302,7 @@ class Trainer:
             saver=self._saver,
             timer=timer,
             request=self._task.request,
+            hooks=hooks,
             cap=self._cap,
             recorder=self._recorder,
         )
@@ -327,7 +328,7 @@ class Trainer:
             )
         if self._history.is_finished and self._state is not None:
             # Who trains a stopped run longer wants to see whether there is more to come.
-            self._state["position"]["num_worse"] = 0
+            self._state["position"] |= {"num_worse": 0, "stop_reason": None}
         return limits
 
     def _decide_recipe(
@@ -459,12 +460,23 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self._session.device),
             peak_allocated_bytes=peak_allocated_bytes(self._session.device),
             checkpoint_share=self._saver.cost_s / max(elapsed_s() - self._began_s, 1e-9),
-            reason=f"early stopping: {best} has not improved for {patience} validations"
+            reason=self._session.position.stop_reason
+            or f"early stopping: {best} has not improved for {patience} validations"
             if ending == "early"
             else None,
             is_schedule_over=self._session.learning_rates.is_over(),
         )
         self._event_log.event(finished, is_synced=True)
+
+
+def _not_emitted() -> Finding:
+    return Finding(
+        rule="hooks-not-emitted",
+        severity="warning",
+        problem="what --emit prints does not call the experiment's hooks.",
+        because="they are called by flatout's own loop",
+        fixes=(Fix(text="call them between the updates yourself, or train with flatout"),),
+    )
 
 
 def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) -> ModelLayout:
@@ -474,6 +486,27 @@ def _layout(ranks: RankGroup, named: dict[str, Any], previous: Recipe | None) ->
         requested=named.get("sharding") or (previous.sharding.value if previous else None),
         exchange=named.get("exchange") or (previous.exchange.value if previous else "agreed"),
     )
+
+
+def _taken_up(task: TrainTask, session: Session, event_log: EventLog, state: Any) -> HookRounds:
+    """Gives a session the run's state, if it has one, and begins its hooks."""
+    try:
+        if state is not None:
+            is_changed = has_other_file(state, task.spec, task.change)
+            if is_changed:
+                check_fit(session, state, task.folder, task.change)
+            take_over(session, state, is_changed=is_changed)
+            session.hooks.load_state(state.get("hooks"), session.device, is_changed=is_changed)
+            # Its reader still holds it: in memory, or the file.
+            forget_tensors(state)
+        # Whatever an experiment has drawn where no seed reaches: all begin with the same.
+        session.ranks.copy_from_first(session.model)
+        hooks = HookRounds(session, event_log, task.folder)
+        hooks.start()
+    except BaseException:
+        session.close()
+        raise
+    return hooks
 
 
 def _look_ahead(task: TrainTask, session: Session, event_log: EventLog, *, is_new: bool) -> None:

@@ -23,6 +23,7 @@ from flatout.engine.runtime.oom import OutOfMemory, as_out_of_memory, free_after
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import Session
 from flatout.engine.session.step_kinds import new_step
+from flatout.engine.step.captured_step import CapturedStep
 from flatout.engine.step.cuda_graphs import not_captured
 from flatout.engine.training.flop_count import FlopCount
 from flatout.engine.training.oom_recovery import OomRecovery
@@ -42,6 +43,7 @@ class StepRunner:
 
     is_whole: weights, generators and buffers are those after an update: they can be saved.
     flop_count: of such an update.
+    detect_changes: finds out which generators and buffers the updates move.
 
     Args:
         session: what is trained.
@@ -63,6 +65,7 @@ class StepRunner:
         self._step = new_step(session, timer)
         self._has_reported_problem = False
         self._snapshot = StepSnapshot(session.model, session.device)
+        self.detect_changes = self._snapshot.detect_changes
         self._updates: Iterator[list[MicroBatch]] = iter(())
         self._requests = requests
         self.flop_count = FlopCount(session)
@@ -202,9 +205,20 @@ class StepRunner:
                 raise
             self._oom_recovery.warn(self._session.position.step, error)
 
-    def detect_changes(self) -> None:
-        """Finds out which generators and buffers the updates move."""
-        self._snapshot.detect_changes()
+    def renew(self, is_refrozen: bool) -> None:
+        """After hooks: what is in a graph, or compiled in, may be another number now.
+
+        Args:
+            is_refrozen: other weights may be trained, too. (Several ranks find that out.)
+        """
+        session = self._session
+        if session.loss is not None:
+            session.loss.renew(session.recipe)
+        if isinstance(self._step, CapturedStep):
+            self._step.is_outdated = True
+        elif is_refrozen and session.ranks.size == 1:
+            # An optimizer's step is prepared for the weights that it has seen.
+            self._step = new_step(session, self._timer)
 
     def _take_more(self) -> None:
         position = self._session.position

@@ -36,6 +36,7 @@ def identity(built: BuiltExperiment, fixed: dict[str, Any]) -> dict[str, Any]:
         "code": _digest(_code_lines(built)),
         "clip_norm": experiment.clip_norm,
         "ema": experiment.ema,
+        "step_hook": built.facts.has_step_hook,
         "fixed": fixed,
     }
 

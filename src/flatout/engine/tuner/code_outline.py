@@ -13,20 +13,23 @@ from flatout.engine.model.activation_checkpointing import (
     repeated_blocks,
 )
 from flatout.engine.session.session import BuiltExperiment, Session, process_settings
-from flatout.engine.session.validation import is_smaller_better, values_of_batch
+from flatout.engine.session.validation import values_of_batch
 from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS
 from flatout.schema.code_outline import CodeOutline, DataKind, Scheduling
 from flatout.schema.cpu_topology import Topology
 from flatout.schema.recipe import Choice, CpuAffinity, Recipe
+from flatout.schema.tuning import Emit
+from flatout.schema.units import is_smaller_better
 
 
-def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
+def outline(built: BuiltExperiment, recipe: Recipe, emit: Emit = "code") -> CodeOutline:
     """The outline of an experiment for its plain loop; the loss is computed once.
 
     Args:
         built: its objects; they are used up.
         recipe: how its steps are executed.
+        emit: what is written from it; only a program validates.
 
     Raises:
         UsageError: no-code-for-class-scores.
@@ -36,7 +39,8 @@ def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
     with process_settings(recipe):
         session = Session(built, msgspec.structs.replace(recipe, loader_workers=alone))
         try:
-            _check_best(session)
+            if emit == "code":
+                _check_best(session)
             return _outline(session)
         finally:
             session.close()

@@ -15,7 +15,10 @@ from flatout.schema.experiment_spec import Value
 from flatout.schema.run import DamagedRun, Run
 
 # What a row has whatever its experiment is; parameters and metrics come on top.
-_FIELDS = ("run", "experiment", "status", "epochs", "step", "duration", "created", "seed", "device")
+_FIELDS = (
+    "run", "experiment", "status", "epochs", "step", "duration", "created", "seed", "device",
+    "sweep", "trial",
+)  # fmt: skip
 _CONDITION = re.compile(r"\s*([\w.-]+?)\s*(>=|<=|!=|==|=|>|<)\s*(.*?)\s*")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -72,6 +75,8 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
                 "epochs": run.step / per_epoch if per_epoch else None, "step": run.step,
                 "duration": self.duration_s, "created": made.isoformat(sep=" ", timespec="minutes"),
                 "device": run.recipe.device.value if run.recipe else None,
+                "sweep": run.header.sweep.sweep if run.header.sweep else None,
+                "trial": run.header.sweep.trial if run.header.sweep else None,
             }  # fmt: skip
         # Where a parameter has the name of a field, the field has it; `param.NAME` is the other.
         for prefix, values in (("metric", self.metrics), ("param", self.parameters)):

@@ -30,6 +30,7 @@ from flatout.system.store import (
 from flatout.system.store.recipe_cache import recipes_folder
 from flatout.system.store.run_folder import RunFolder, run_paths
 from flatout.system.store.run_reader import list_runs
+from flatout.system.store.sweep_folder import sweep_paths
 from flatout.system.store.watched_folder import WatchedFolder
 
 _UNFINISHED = "{} is not finished: it needs its checkpoints to resume"
@@ -134,8 +135,8 @@ def _make_writable(function: Callable[[str], object], path: str, _: object) -> N
 
 
 def run_folders() -> tuple[str, ...]:
-    """The folder of every run."""
-    return tuple(str(path) for path in run_paths())
+    """The folder of every run, and of every sweep."""
+    return tuple(str(path) for path in (*run_paths(), *sweep_paths()))
 
 
 def running_runs() -> list[str]:
@@ -265,9 +266,9 @@ def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_DiskCategory]:
     )
     yield _DiskCategory(
         kind="runs",
-        text="runs: history, metrics, kept weights, pictures",
+        text="runs and sweeps: history, metrics, kept weights, pictures",
         folder=folders.runs_folder(),
-        paths=[Path(run.folder) for run in runs],
+        paths=[*(Path(run.folder) for run in runs), *sweep_paths()],
         left_out="checkpoints",
         cost="flatout runs rm RUN",
     )

@@ -10,6 +10,7 @@ experiment.py       the experiment's text; experiment-SHA256.py: one that it was
 weights.safetensors the best weights by validation, else the last
 preprocessing.json  what was computed from the training data, and predicting needs
 plots/              pictures drawn by viewers
+trackers/           what each tracker has received (tracker_files.py)
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
 rank1.jsonl         where the time of rank 1 went (schema/alarm.py: RankProgress), and so on
 lock, stop          held while someone trains; asks them to stop
@@ -68,6 +69,7 @@ class RunFolder:
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
+        self.pictures = path / "pictures"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights.safetensors"
         self.experiment = path / "experiment.py"

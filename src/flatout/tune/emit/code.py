@@ -75,7 +75,9 @@ _BACKENDS = {
 _OF_TORCH = ("DataLoader", "Dataset", "IterableDataset", "default_collate", "get_worker_info")
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of what is written: a search, the recipe that it has found, the experiment."""
+
     header: RunHeader
     recipe: Recipe
     outline: CodeOutline
@@ -92,10 +94,10 @@ def program(header: RunHeader, tuned: TunedRecipe, outline: CodeOutline) -> str:
     Returns:
         Its text.
     """
-    plan = _Plan(header=header, recipe=tuned.recipe, outline=outline)
-    flags = _flags(plan)
+    plan = Plan(header=header, recipe=tuned.recipe, outline=outline)
+    flags = flags_of(plan)
     filling = Filling(
-        flags=flags, values=_values(plan), reasons=_reasons(tuned.recipe), texts=_TEXTS
+        flags=flags, values=values_of(plan), reasons=reasons_of(tuned.recipe), texts=_TEXTS
     )
     parts = [
         filled(text, filling)
@@ -109,13 +111,13 @@ def program(header: RunHeader, tuned: TunedRecipe, outline: CodeOutline) -> str:
         constants.append(code_data.ALL_CPUS.strip("\n"))
     if flags["file"]:
         constants.append(code_loop.STAND_IN.strip("\n"))
-    environment = list(_environment(plan))
+    environment = list(environment_of(plan))
     imports = _imports("\n".join([*environment, *constants, body]), environment)
     head = "\n\n".join([_about(plan, tuned), "from __future__ import annotations", *imports])
     return "\n\n\n".join(["\n\n".join([head, *constants]), body]) + "\n"
 
 
-def _flags(plan: _Plan) -> dict[str, bool]:
+def flags_of(plan: Plan) -> dict[str, bool]:
     """The needed parts of the text, by name."""
     recipe, outline = plan.recipe, plan.outline
     kinds = {outline.data_kind, outline.validation_kind}
@@ -217,7 +219,7 @@ def _total_steps(outline: CodeOutline, epochs: str) -> str:
     return f"{epochs} * {per_epoch}" if is_per_step else epochs
 
 
-def _values(plan: _Plan) -> dict[str, str]:
+def values_of(plan: Plan) -> dict[str, str]:
     """The values filled into the text, by name."""
     recipe, outline, spec = plan.recipe, plan.outline, plan.header.spec
     module = f"flatout.experiments.{spec.name.replace('-', '_')}"
@@ -327,7 +329,7 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _reasons(recipe: Recipe) -> dict[str, str]:
+def reasons_of(recipe: Recipe) -> dict[str, str]:
     """Each field's choice in words; the loader's fields speak as one."""
     choices: dict[str, Choice[Any]] = msgspec.structs.asdict(recipe)
     reasons = {name: _reason(name, choice) for name, choice in choices.items()}
@@ -339,28 +341,31 @@ def _reason(name: str, choice: Choice[Any]) -> str:
     return f"{name} {choice.value}: {choice.why}{evidence}."
 
 
-def _about(plan: _Plan, tuned: TunedRecipe) -> str:
+def _about(plan: Plan, tuned: TunedRecipe) -> str:
     """The program's docstring."""
-    header = plan.header
-    title = f"{header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
+    title = f"{plan.header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
+    summary = (
+        f"{result_text(plan, tuned)} It reproduces the losses of `flatout train` "
+        f"(flatout {plan.header.flatout_version}) with the same recipe; it writes no checkpoints, "
+        "and saves the last weights, not the best."
+    )
+    text = "\n".join([sober(title), "", *textwrap.wrap(sober(summary), _WIDTH)])
+    return f'"""{text}\n"""'
+
+
+def result_text(plan: Plan, tuned: TunedRecipe) -> str:
+    """The gain of a recipe and where it was measured, in a sentence."""
     decision = tuned.decision
     gain, of = decision.over_plain, "a plain loop's speed"
     if gain is None:
         gain, of = decision.speedup, "the speed of flatout's defaults"
-    result_text = f"flatout kept its defaults: {decision.why}."
-    if gain is not None and decision.speedup is not None:
-        result_text = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
-        result_text += f"{_machine_text(header.machine, plan.recipe)}."
-    summary = (
-        f"{result_text} It reproduces the losses of `flatout train` "
-        f"(flatout {header.flatout_version}) with the same recipe; it writes no checkpoints, "
-        "and saves the last weights, not the best."
-    )
-    text = "\n".join([_sober(title), "", *textwrap.wrap(_sober(summary), _WIDTH)])
-    return f'"""{text}\n"""'
+    if gain is None or decision.speedup is None:
+        return f"flatout kept its defaults: {decision.why}."
+    interval = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
+    return f"{interval}{_machine_text(plan.header.machine, plan.recipe)}."
 
 
-def _sober(text: str) -> str:
+def sober(text: str) -> str:
     """Text that can stand in a docstring."""
     return " ".join(text.split()).replace("\\", "/").replace('"', "'")
 
@@ -378,7 +383,7 @@ def _machine_text(machine: Machine | None, recipe: Recipe) -> str:
     return (f", on {name}" if name else "") + (f" with torch {torch.version}" if torch else "")
 
 
-def _environment(plan: _Plan) -> Iterator[str]:
+def environment_of(plan: Plan) -> Iterator[str]:
     """Lines for what the libraries read when they are loaded."""
     recipe = plan.recipe
     is_cuda = recipe.device.value.startswith("cuda")

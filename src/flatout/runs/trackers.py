@@ -1,0 +1,92 @@
+"""The trackers of a run, from outside: send it to one afterwards, and say what they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import RunFailed, UsageError
+from flatout.runs import api as runs_api
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.run import Run
+from flatout.schema.suggested_command import show_command
+from flatout.schema.tracking import TrackerJob, TrackerPosition
+from flatout.system import clock, tracker_process
+from flatout.system.store import tracker_files
+from flatout.system.store.run_folder import RunFolder
+
+# Once the run has ended: the shell is waiting.
+_LIMIT_S = 15.0
+_LOOK_EVERY_S = 0.2
+_KILLED = "the process that sends was killed"
+
+
+def send_to_tracker(text: str, where: str) -> TrackerPosition:
+    """Sends a run to a tracker, for as long as it is trained; what has arrived is not sent again.
+
+    Raises:
+        UsageError: unknown-run, bad-tracker, tracker-not-installed, tracker-in-use;
+        RunFailed: tracker-not-reached.
+    """
+    run, target = runs_api.read(text), tracker_process.requested_tracker(where)
+    folder = RunFolder(Path(run.folder))
+    files = tracker_files.TrackerFiles(folder, target)
+    if files.lock.is_taken():
+        raise UsageError(
+            "tracker-in-use",
+            f"another process is sending run {run.id} to {target}.",
+            fix=f"see how far it is: {show_command(run.typed)}",
+        )
+    # Its folder, for a run that was not sent before.
+    files.write(files.read())
+    job = TrackerJob(target=target, is_following=run.status == "running")
+    tracker_process.run_tracker(folder, job)
+    position = files.read()
+    if position.finding is not None or not position.is_done:
+        finding = position.finding
+        raise RunFailed(
+            "tracker-not-reached",
+            f"{target} has not received everything of run {run.id}.",
+            because=finding.because if finding else _KILLED,
+            fix="check that it is running, then try again: what has arrived is not sent twice",
+        )
+    return position
+
+
+def with_trackers(run: Run) -> Run:
+    """A run with how far each tracker has come to which it is sent."""
+    folder = RunFolder(Path(run.folder))
+    found = tuple(_judged(run, folder, one) for one in tracker_files.positions(folder))
+    return msgspec.structs.replace(run, trackers=found)
+
+
+def _judged(run: Run, folder: RunFolder, position: TrackerPosition) -> TrackerPosition:
+    """A position; with a finding where the process that sends was killed."""
+    if position.is_done or position.finding is not None or run.status == "running":
+        return position
+    if tracker_files.TrackerFiles(folder, position.target).lock.is_taken():
+        return position
+    finding = tracker_files.not_received(folder, position.target, _KILLED)
+    return msgspec.structs.replace(position, finding=finding)
+
+
+def tracker_findings(run: Run) -> list[Finding]:
+    """What the trackers of a run that has ended lack; waits some seconds for those that send."""
+    folder, end_s = RunFolder(Path(run.folder)), clock.elapsed_s() + _LIMIT_S
+    while clock.elapsed_s() < end_s and any(
+        not one.is_done and one.finding is None for one in tracker_files.positions(folder)
+    ):
+        clock.sleep_s(_LOOK_EVERY_S)
+    again = show_command(run.typed)
+    return [
+        one.finding
+        or Finding(
+            rule="tracker-not-reached",
+            severity="note",
+            problem=f"{one.target} is still receiving {run.id}.",
+            fixes=(Fix(text=f"see how far it is: {again}"),),
+        )
+        for one in with_trackers(run).trackers
+        if one.finding is not None or not one.is_done
+    ]

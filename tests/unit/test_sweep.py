@@ -1,0 +1,459 @@
+"""`flatout sweep` with an engine that only writes lines: trials, kills, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flatout.schema.experiment_spec import Value
+from flatout.schema.run_lines import Event, Started, Validated
+from flatout.schema.sweep import (
+    Choices,
+    Range,
+    SweepHeader,
+    SweepTrial,
+    direction_of,
+)
+from flatout.schema.train_request import TrainRequest
+from flatout.system import atomic_files
+
+HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
+needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="needs the package optuna")
+EXPERIMENT = """
+def experiment(quality: float = 1.0, size: int = 1, mode: str = "finish", steps: int = 6,
+               pause: float = 0.0):
+    raise SystemExit("somebody ran this file")
+"""
+GRID = ("-s", "quality=0..1:step=0.25", "--sampler", "grid", "--name", "s")
+
+
+class Sweeping:
+    """A command line in which `swept.py` can be swept."""
+
+    def __init__(self, cli: Any) -> None:
+        self.cli = cli
+        self.file = cli.folder / "swept.py"
+        self.file.write_text(EXPERIMENT)
+        self.folder = cli.state / "sweeps" / "s"
+
+    def words(self, *arguments: str) -> list[str]:
+        if "--resume" in arguments:
+            return ["sweep", *arguments]
+        return ["sweep", str(self.file), "--python", self.cli.python, *arguments]
+
+    def run(self, *arguments: str) -> Any:
+        return self.cli.run(*self.words(*arguments))
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The trials, as `flatout sweep show --json` has them."""
+        done = self.cli.run("sweep", "show", "s", "--json")
+        assert done.returncode == 0, done.stderr
+        trials: list[dict[str, Any]] = json.loads(done.stdout)["sweep"]["trials"]
+        return trials
+
+    def lines(self, name: str = "s") -> list[SweepTrial]:
+        """The lines of `trials.jsonl`: two for each trial that has ended."""
+        path = self.folder.with_name(name) / "trials.jsonl"
+        lines: list[SweepTrial] = atomic_files.read_lines(path, SweepTrial)
+        return lines
+
+    def kill_at(self, when: Callable[[], bool], *arguments: str) -> None:
+        """Starts a command, and kills it alone once something is so."""
+        process = self.cli.start(*self.words(*arguments))
+        wait_for(lambda: when() or process.poll() is not None)
+        process.kill()
+        process.communicate()
+
+    def num_started(self) -> int:
+        """How many trials have their parameters."""
+        return len({line.trial for line in self.lines()})
+
+    def num_ended(self) -> int:
+        """How many trials have ended."""
+        return sum(line.has_ended for line in self.lines())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "nothing happened for a minute"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def sweeping(cli: Any) -> Sweeping:
+    return Sweeping(cli)
+
+
+@needs_optuna
+def test_grid_tries_every_point_once_and_names_the_best(sweeping: Sweeping) -> None:
+    done = sweeping.run(*GRID)
+    assert done.returncode == 0, done.stderr
+    trials = sweeping.trials()
+    assert [one["parameters"]["quality"] for one in trials] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [one["status"] for one in trials] == ["finished"] * 5
+    assert trials[-1]["value"] == pytest.approx(1 - 1 / 6)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("next") and "-s quality=1.0" in last and str(sweeping.file) in last
+    assert "best        s-005 · accuracy 83.3 % · quality=1" in done.stdout
+
+
+@needs_optuna
+def test_each_trial_is_a_run_that_knows_its_sweep(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1..3", "--sampler", "grid", "--name", "s").returncode == 0
+    header = json.loads((sweeping.cli.runs / "s-002" / "run.json").read_text())
+    assert header["sweep"] == {"sweep": "s", "trial": 2}
+    done = sweeping.cli.run("runs", "--where", "sweep=s", "--where", "trial>1", "--json")
+    assert [run["header"]["id"] for run in json.loads(done.stdout)] == ["s-002", "s-003"]
+
+
+@needs_optuna
+def test_trials_go_on_when_one_fails(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail,finish", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 0, done.stderr
+    assert [one["status"] for one in sweeping.trials()] == ["failed", "finished"]
+    assert sweeping.trials()[0]["finding"]["rule"] == "experiment-raised"
+
+
+@needs_optuna
+def test_sweep_ends_when_the_first_three_fail_alike(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail", "-s", "size=1..9", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 1
+    assert "the first 3 trials of s failed the same way" in done.stderr
+    assert "flatout explain sweep-trials-fail" in done.stderr
+    assert sweeping.num_started() == 3
+
+
+@needs_optuna
+def test_sweep_without_a_result_says_so(sweeping: Sweeping) -> None:
+    done = sweeping.run("-s", "mode=fail", "-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 1 and "no trial of s has finished" in done.stderr
+
+
+@needs_optuna
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_killed_sweep_has_the_same_trials_when_resumed(
+    sweeping: Sweeping, sampler: str, tmp_path: Path
+) -> None:
+    request = (
+        "-s", "quality=0.1..1:log", "-s", "size=1..100", "-s", "pause=0.05",
+        "--sampler", sampler, "--trials", "4", "--seed", "7",
+    )  # fmt: skip
+    assert sweeping.run(*request, "--name", "whole").returncode == 0
+    sweeping.kill_at(lambda: sweeping.num_ended() == 1, *request, "--name", "s")
+    # As a kill in the middle of a write leaves it.
+    with open(sweeping.folder / "trials.jsonl", "ab") as file:
+        file.write(b'{"kind": "asked", "at": 17')
+    sweeping.kill_at(lambda: sweeping.num_started() == 3, "--resume", "s")
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 0, done.stderr
+    assert [facts(line) for line in sweeping.lines()] == [
+        facts(line) for line in sweeping.lines("whole")
+    ]
+
+
+def facts(line: SweepTrial) -> dict[str, Any]:
+    """All of a line but its times and the name of its sweep."""
+    known = msgspec.structs.asdict(line)
+    return {name: known[name] for name in known if name not in ("at", "duration_s", "run")}
+
+
+@needs_optuna
+def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1,2", "-s", "pause=0.3", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    events = sweeping.cli.runs / "s-001" / "events.jsonl"
+    found: list[Started] = []
+
+    def has_begun() -> bool:
+        lines = atomic_files.read_lines(events, Event) if events.exists() else []
+        found[:] = [line for line in lines if isinstance(line, Started)]
+        return bool(found)
+
+    wait_for(has_begun)
+    os.kill(found[0].pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
+    has_begun()
+    assert len(found) == 2
+
+
+@needs_optuna
+def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping) -> None:
+    if sys.platform == "win32":
+        pytest.skip("a process without a console gets no Ctrl-C")
+    request = ("-s", "size=1,2", "-s", "pause=0.2", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    wait_for(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "flatout sweep --resume s" in stderr
+    assert [one["status"] for one in sweeping.trials()] == ["interrupted"]
+    assert sweeping.run("--resume", "s").returncode == 0
+    assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
+
+
+@needs_optuna
+def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
+    done = sweeping.run(
+        "-s", "quality=1,0.5,0.1", "-s", "pause=0.3", "--sampler", "grid", "--pruner", "halving",
+        "--name", "s",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trials = sweeping.trials()
+    # The second is compared with none: the first was over before there was anything to compare.
+    assert [one["status"] for one in trials] == ["finished", "finished", "pruned"]
+    (pruned,) = [line for line in sweeping.lines() if line.trial == 3 and line.has_ended]
+    assert len(pruned.reports) == 1
+    events = (sweeping.cli.runs / "s-003" / "events.jsonl").read_text()
+    assert '"stopped"' in events
+
+
+@needs_optuna
+def test_trials_run_in_parallel(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1..4", "-s", "pause=0.1", "--parallel", "3", "--sampler", "grid")
+    assert sweeping.run(*request, "--name", "s").returncode == 0
+    assert [line.has_ended for line in sweeping.lines()[:3]] == [False] * 3
+    assert sweeping.num_ended() == 4
+
+
+@needs_optuna
+def test_resumed_sweep_may_have_more_trials(sweeping: Sweeping) -> None:
+    request = ("-s", "quality=0..1", "--trials", "1", "--sampler", "random", "--name", "s")
+    assert sweeping.run(*request).returncode == 0
+    assert sweeping.run("--resume", "s", "--trials", "2").returncode == 0
+    assert len(sweeping.trials()) == 2
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--metric", "acuracy"], "did you mean `accuracy`?"),
+        (["--use", "precision=fp99"], "precision"),
+    ],
+)
+def test_nothing_is_left_of_a_sweep_that_is_refused(
+    sweeping: Sweeping, words: list[str], said: str
+) -> None:
+    done = sweeping.run(*GRID, *words)
+    assert done.returncode == 2 and said in done.stderr
+    assert not sweeping.folder.exists()
+    assert not list(sweeping.cli.runs.glob("s-*"))
+
+
+@needs_optuna
+def test_two_sweeps_of_one_name_are_refused(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert sweeping.run(*request).returncode == 0
+    done = sweeping.run(*request)
+    assert done.returncode == 2 and "flatout explain sweep-exists" in done.stderr
+    done = sweeping.run("--resume", "t")
+    assert done.returncode == 2 and "flatout explain unknown-sweep" in done.stderr
+
+
+@needs_optuna
+def test_damaged_or_foreign_files_are_named(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s").returncode == 0
+    header, trials = sweeping.folder / "sweep.json", sweeping.folder / "trials.jsonl"
+    whole = header.read_text()
+    lines = trials.read_bytes()
+    for damaged in (b'{"kind": "nonsense"}\n' + lines, lines.split(b"\n", 2)[2]):
+        trials.write_bytes(damaged)
+        done = sweeping.run("--resume", "s")
+        assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
+    header.write_text(whole.replace('"format": 1', '"format": 2'))
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 2 and "flatout explain sweep-of-another-version" in done.stderr
+    header.write_text(whole[: len(whole) // 2])
+    done = sweeping.cli.run("sweep", "show", "s")
+    assert done.returncode == 1 and "flatout explain sweep-damaged" in done.stderr
+
+
+@needs_optuna
+def test_sweep_is_carried_out_once_and_with_the_same_code(sweeping: Sweeping) -> None:
+    assert sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s").returncode == 0
+    lock = atomic_files.FileLock(sweeping.folder / "lock")
+    assert lock.acquire()
+    done = sweeping.run("--resume", "s")
+    lock.release()
+    assert done.returncode == 2 and "flatout explain sweep-in-use" in done.stderr
+    sweeping.file.write_text(EXPERIMENT + "# changed\n")
+    done = sweeping.run("--resume", "s")
+    assert done.returncode == 2 and "flatout explain experiment-changed" in done.stderr
+
+
+@needs_optuna
+def test_sweep_ends_when_its_file_changes_while_it_runs(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1..4", "-s", "pause=0.1", "--sampler", "grid", "--name", "s")
+    process = sweeping.cli.start(*sweeping.words(*request))
+    wait_for(lambda: sweeping.num_ended() > 0)
+    sweeping.file.write_text(EXPERIMENT + "# changed\n")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2 and "flatout explain experiment-changed" in stderr
+    assert sweeping.num_ended() < 4
+    sweeping.file.write_text(EXPERIMENT)
+    assert sweeping.run("--resume", "s").returncode == 0
+    assert [one["status"] for one in sweeping.trials()] == ["finished"] * 4
+
+
+@needs_optuna
+def test_run_of_another_sweep_is_left_alone(sweeping: Sweeping) -> None:
+    done = sweeping.cli.run(*sweeping.cli.train("--name", "s-001"))
+    assert done.returncode == 0
+    done = sweeping.run("-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    assert done.returncode == 2 and "flatout explain run-exists" in done.stderr
+    assert (sweeping.cli.runs / "s-001").exists()
+
+
+@needs_optuna
+def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    import flatout
+
+    monkeypatch.setenv("FLATOUT_STATE", str(sweeping.cli.state))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    swept = flatout.sweep(
+        sweeping.file, {"quality": [0.5, 1.0], "size": 3}, sampler="grid", name="s",
+        python=sweeping.cli.python, is_quiet=True,
+    )  # fmt: skip
+    assert swept.best == 2 and swept.header.metric == "accuracy"
+    assert "-s size=3 -s quality=1.0" in (swept.command or "")
+    assert flatout.sweep(resume="s", is_quiet=True) == swept
+    is_drawn = (Path(swept.folder) / "plots" / "parallel.png").exists()
+    assert is_drawn == (importlib.util.find_spec("matplotlib") is not None)
+
+
+@pytest.mark.skipif(HAS_OPTUNA, reason="optuna is installed: its absence cannot be tried")
+def test_sweep_when_the_package_is_missing(sweeping: Sweeping) -> None:
+    done = sweeping.run(*GRID)
+    assert done.returncode == 2 and "pip install 'flatout[sweep]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [("accuracy", "maximize"), ("loss", "minimize"), ("rmse", "minimize"), ("f1", "maximize")],
+)
+def test_direction_is_that_of_the_name(metric: str, direction: str) -> None:
+    assert direction_of(metric, None) == direction
+    assert direction_of(metric, "minimize") == "minimize"
+
+
+HEADER = SweepHeader(
+    id="s", created_at=0.0, flatout_version="0", training=TrainRequest(experiment="digits"),
+    sha256=None, num_trials=30, sampler="tpe", pruner="none", metric="loss", direction="minimize",
+    space={
+        "lr": Range(low=1e-4, high=1e-1, is_log=True),
+        "width": Range(low=8, high=64, step=8, is_int=True),
+        "act": Choices(values=("relu", "gelu")),
+    },
+)  # fmt: skip
+
+
+def chosen(number: int, parameters: dict[str, Value]) -> SweepTrial:
+    """A trial that has not started."""
+    return SweepTrial(at=0.0, trial=number, run=HEADER.run_id(number), parameters=parameters)
+
+
+def ended(one: SweepTrial, value: float | None = None) -> SweepTrial:
+    """A trial that has finished; by default with a loss that depends on its learning rate alone."""
+    lr = one.parameters["lr"]
+    assert isinstance(lr, float)
+    value = abs(lr - 0.01) if value is None else value
+    return msgspec.structs.replace(one, status="finished", value=value, reports=(value,))
+
+
+@needs_optuna
+def test_proposals_are_the_same_when_built_again_for_each_trial() -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    trials: list[SweepTrial] = []
+    once = Proposals(HEADER, ())
+    for number in range(1, 16):
+        again = Proposals(HEADER, trials)
+        parameters = once.ask(number)
+        assert again.ask(number) == parameters
+        trials.append(once.tell(ended(chosen(number, parameters))))
+    assert again.importances() == {} or max(again.importances().values()) <= 1
+
+
+@needs_optuna
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_search_goes_where_the_metric_is_better(direction: str) -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    # As a sweep starts: its metric is known once the first trial has its parameters.
+    known = msgspec.structs.replace(HEADER, metric="score", direction=direction)
+    proposals = Proposals(msgspec.structs.replace(known, metric=None, direction=None), ())
+    trials: list[SweepTrial] = []
+    for number in range(1, 41):
+        one = chosen(number, proposals.ask(number))
+        proposals.header = known
+        width = one.parameters["width"]
+        assert isinstance(width, int)
+        trials.append(proposals.tell(ended(one, float(width))))
+    again = Proposals(known, trials)
+    widths = [int(again.ask(number)["width"] or 0) for number in range(41, 46)]
+    assert max(widths) < 40 if direction == "minimize" else min(widths) > 32
+
+
+@needs_optuna
+def test_trial_without_a_finite_value_has_failed(tmp_path: Path) -> None:
+    from flatout.runs.sweep.journal import SweepJournal
+    from flatout.system.store.sweep_folder import SweepFolder, read_trials
+
+    folder = SweepFolder(tmp_path)
+    journal = SweepJournal(folder, HEADER, 1)
+    journal.parameters(1)
+    line = Validated(at=0.0, step=1, epoch=0, metrics={"loss": None}, is_best=False)
+    assert not journal.report(1, line)
+    journal.record(1, "finished", None)
+    journal.close()
+    (one,) = read_trials(folder).values()
+    assert (one.status, one.value, one.reports) == ("failed", None, (None,))
+    assert one.finding is not None and one.finding.rule == "nonfinite-loss"
+
+
+@needs_optuna
+def test_parameter_that_decides_is_the_most_important() -> None:
+    from flatout.runs.sweep.proposals import Proposals
+
+    header = msgspec.structs.replace(HEADER, sampler="random")
+    proposals = Proposals(header, ())
+    assert proposals.importances() == {}
+    for number in range(1, 31):
+        proposals.tell(ended(chosen(number, proposals.ask(number))))
+    shares = proposals.importances()
+    assert next(iter(shares)) == "lr" and sum(shares.values()) == pytest.approx(1)
+
+
+@needs_optuna
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs the package matplotlib"
+)
+def test_sweep_is_drawn(tmp_path: Path) -> None:
+    from flatout.monitor.sweep_plots import draw_sweep
+    from flatout.runs.sweep import result
+    from flatout.runs.sweep.proposals import Proposals
+    from flatout.system.store.sweep_folder import SweepFolder
+
+    proposals = Proposals(HEADER, ())
+    trials = [
+        proposals.tell(ended(chosen(number, proposals.ask(number)))) for number in range(1, 9)
+    ]
+    sweep = result.sweep_of(SweepFolder(tmp_path), HEADER, trials)
+    sweep = msgspec.structs.replace(sweep, importances=proposals.importances())
+    drawn = draw_sweep(sweep)
+    assert [path.name for path in drawn] == ["importances.png", "parallel.png"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
