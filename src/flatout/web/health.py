@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -27,10 +28,20 @@ class MachineHealth(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
 
 
-class HealthWatch:
-    """Examines the machine when it is asked for, at most every few minutes."""
+def examine_here() -> Examined:
+    """This machine, as `flatout doctor` examines it."""
+    return doctor_api.examine(DoctorRequest())
 
-    def __init__(self) -> None:
+
+class HealthWatch:
+    """Examines the machine when it is asked for, at most every few minutes.
+
+    Args:
+        examine: takes seconds.
+    """
+
+    def __init__(self, examine: Callable[[], Examined] = examine_here) -> None:
+        self._examine_machine = examine
         self._lock = threading.Lock()
         self._health = MachineHealth()
         self._began_s: float | None = None
@@ -47,7 +58,7 @@ class HealthWatch:
 
     def _examine(self) -> None:
         try:
-            health = MachineHealth(examined=doctor_api.examine(DoctorRequest()), at=now_s())
+            health = MachineHealth(examined=self._examine_machine(), at=now_s())
         except FlatoutError as error:
             health = MachineHealth(problem=finding_from(error), at=now_s())
         # A page that says so is better than a thread that ends unseen.
