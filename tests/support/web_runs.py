@@ -88,11 +88,11 @@ def finished(step: int = 100) -> Finished:
 
 
 def new_run(
-    name: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), **spec: Any
+    run_id: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), **spec: Any
 ) -> RunFolder:
     """A run in the state folder, with these lines."""
     header = RunHeader(
-        id=name, created_at=CREATED_AT, flatout_version="0.1.0", python="/bin/python",
+        id=run_id, created_at=CREATED_AT, flatout_version="0.1.0", python="/bin/python",
         spec=ExperimentSpec(**{"name": "digits", **spec}),
     )  # fmt: skip
     folder = create_run(header)
