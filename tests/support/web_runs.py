@@ -47,9 +47,7 @@ def web_app(**rules: Any) -> Gate:
         "port": 8420, **rules,
     }  # fmt: skip
     health = HealthWatch(examined)
-    context = PageContext(
-        runs=RunCache(), health=health, is_read_only=known.get("is_read_only", False)
-    )
+    context = PageContext(runs=RunCache(), health=health)
     health.latest()
     return application(context, GateRules(**known))
 

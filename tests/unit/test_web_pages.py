@@ -175,7 +175,7 @@ def test_run_shows_result_recipe_and_curves() -> None:
     assert text.index("accuracy") < text.index("Curves") < text.index("Events")
     known = document("/runs/digits-0001.json")
     assert known["metrics"] == {"loss": 0.25, "accuracy": 0.9}
-    panels = [chart["panel"] for chart in known["charts"]["value"][0]]
+    panels = [chart["panel"] for chart in known["charts"]]
     assert panels == ["loss", "accuracy", "learning_rate", "samples_per_s", "memory_bytes"]
 
 

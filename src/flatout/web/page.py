@@ -21,7 +21,6 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: RunCache
     health: HealthWatch
-    is_read_only: bool = False
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):

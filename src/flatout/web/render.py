@@ -50,7 +50,7 @@ def as_html(page: WebPage, request: Request, rules: GateRules, status: int = 200
         counted=texts.counted,
         named=texts.named,
     )  # fmt: skip
-    return Response(masked(html), status, media_type="text/html", headers={"vary": "cookie"})
+    return Response(masked(html), status, media_type="text/html")
 
 
 def language_of(request: Request) -> str:

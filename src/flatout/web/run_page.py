@@ -18,7 +18,7 @@ from flatout.system import atomic_files
 from flatout.system.store.log_tail import log_names, log_tail
 from flatout.system.store.run_folder import RunFolder
 from flatout.web.charts import charts_of
-from flatout.web.page import PageRequest, WebPage, section
+from flatout.web.page import PageRequest, Section, WebPage, section
 from flatout.web.run_row import run_row
 
 _NUM_EVENTS = 200
@@ -37,29 +37,42 @@ def run_page(request: PageRequest) -> WebPage:
     position = (_size(folder.events), _size(folder.metrics))
     row = request.context.runs.row(folder.path)
     run = row.run if row is not None else None
-    charts = section(lambda: charts_of(request.context, [folder.path.name], CurveView()))
-    is_whole = isinstance(run, Run)
+    charts, chart_problems = charts_of(request.context, [folder.path.name], CurveView())
     return WebPage(
         template="run",
         data={
             "id": folder.path.name,
             "run": run,
             "row": run_row(row) if row is not None else None,
-            "is_damaged": not is_whole,
-            "is_live": is_whole and run.status == "running",
             "position": f"{position[0]}-{position[1]}",
             "metrics": row.metrics if row is not None else {},
             "parameters": row.parameters if row is not None else {},
-            "commands": _commands(run) if is_whole else {},
-            "utilization": section(lambda: _utilization(run)) if is_whole else None,
-            "split_s": section(lambda: _split(run)) if is_whole else None,
+            **(_facts(run) if isinstance(run, Run) else _NO_FACTS),
             "charts": charts,
-            "recipe": _recipe(run) if is_whole else {},
+            "chart_problems": chart_problems,
             "history": section(lambda: _history(folder)),
             "checkpoints": section(folder.checkpoint_steps),
             "log": section(lambda: _log(request, folder)),
         },
     )
+
+
+# Of a run that cannot be read.
+_NO_FACTS: dict[str, Any] = {
+    "is_damaged": True, "is_live": False, "commands": {}, "recipe": [],
+    "utilization": Section(), "split_s": Section(),
+}  # fmt: skip
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    return {
+        "is_damaged": False,
+        "is_live": run.status == "running",
+        "commands": _commands(run),
+        "recipe": _recipe(run),
+        "utilization": section(lambda: _utilization(run)),
+        "split_s": section(lambda: _split(run)),
+    }
 
 
 def _size(path: Path) -> int:

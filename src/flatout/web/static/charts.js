@@ -128,7 +128,10 @@ function enhance(figure) {
   const chart = { figure, place, button };
   button.addEventListener("click", () => zoom(chart, undefined));
   place.addEventListener("keydown", (event) => pressed(chart, event));
-  new ResizeObserver(() => chart.plot?.setSize({ width: figure.clientWidth, height: HEIGHT })).observe(figure);
+  new ResizeObserver(() => {
+    const width = figure.clientWidth;
+    if (chart.plot && chart.plot.width !== width) chart.plot.setSize({ width, height: HEIGHT });
+  }).observe(figure);
   charts.set(figure, chart);
   draw(chart);
 }
