@@ -163,7 +163,7 @@ def test_every_answer_has_a_strict_policy(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/runs/..", "/runs/%2e%2e", "/runs/%2e%2e%2fsecret", "/runs/..%2f..%2fetc%2fpasswd",
+        "/runs/%2e%2e", "/runs/%2e%2e%2fsecret", "/runs/..%2f..%2fetc%2fpasswd",
         "/runs/.%2fdigits-0001", "/runs/%2fetc", "/runs/last", "/runs/digits", "/runs/a%00b",
         "/runs/..%5csecret", "/static/../texts/en.toml", "/static/%2e%2e/texts/en.toml",
         "/static/..%2fgate.py", "/runs/digits-0001/../../secret",

@@ -380,7 +380,7 @@ def _values(line: _MetricLine) -> Iterator[tuple[str, str, float | None]]:
 
 
 def thinned(points: list[_Point], view: CurveView) -> tuple[list[int], list[float]]:
-    """Steps and values within the view: of each column no more than the lowest and the highest."""
+    """Steps and values within the view: of each column the lowest and the highest, and the ends."""
     first = view.first_step if view.first_step is not None else points[0][0] if points else 0
     last = view.last_step if view.last_step is not None else points[-1][0] if points else 0
     inside = [point for point in points if first <= point[0] <= last]
@@ -395,5 +395,7 @@ def thinned(points: list[_Point], view: CurveView) -> tuple[list[int], list[floa
             elif point[1] > high[1]:
                 high = point
             columns[column] = (low, high)
-        inside = [point for pair in columns.values() for point in sorted(set(pair))]
+        ends = inside[0], inside[-1]
+        extremes = [point for pair in columns.values() for point in pair]
+        inside = sorted({*extremes, *ends})
     return [step for step, _ in inside], [value for _, value in inside]
