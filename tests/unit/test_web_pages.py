@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -26,6 +27,7 @@ from flatout.web.health import HealthWatch
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 from support.web_runs import (
+    CREATED_AT,
     finished,
     new_run,
     progress,
@@ -326,7 +328,8 @@ def test_run_that_is_resumed_from_an_earlier_checkpoint() -> None:
     cache = RunCache()
     assert cache.row(folder.path)
     folder.metrics.write_bytes(b"")
-    for path, new in ((folder.events, [started(), finished(200)]),
+    resumed = msgspec.structs.replace(started(), at=CREATED_AT + 500, resumed=True)
+    for path, new in ((folder.events, [resumed, finished(200)]),
                       (folder.metrics, [progress(step) for step in range(200)])):  # fmt: skip
         lines = atomic_files.Lines(path)
         for line in new:

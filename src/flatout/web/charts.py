@@ -214,7 +214,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
     width = next((one * power for one in (1, 2, 5) if one * power >= rough), 10 * power)
     number = math.ceil(low / width)
     ticks = []
-    while number * width <= high and len(ticks) < 4 * _NUM_TICKS:
+    while number * width <= high + 1e-9 * span and len(ticks) < 4 * _NUM_TICKS:
         ticks.append(float(f"{number * width:.12g}"))
         number += 1
     return ticks
