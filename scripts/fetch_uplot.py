@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         (package,) = Path(folder).glob("*.tgz")
         digest = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
         if digest != wanted["sha512"]:
-            print(f"error: the package has sha512 {digest}, not that of uplot.toml", file=sys.stderr)
+            print(f"error: the package has sha512 {digest}: not that of uplot.toml")
             return 1
         with tarfile.open(package) as archive:
             contents = {}

@@ -10,16 +10,17 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.web_runs import big_metrics, finished, new_run, progress, started, validated, whole_run
 
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder
-from support.web_runs import big_metrics, finished, new_run, progress, started, validated, whole_run
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CHROMIUM = Path("/usr/bin/chromium")
@@ -148,6 +149,10 @@ def test_runs_are_filtered(browser: Any, address: str) -> None:
 
 
 def test_chart_of_a_long_run_zooms_to_single_lines(browser: Any, address: str) -> None:
+    share = 0.0
+    while share < 1:
+        with urllib.request.urlopen(f"{address}chart.json?run=long-0001&panel=loss") as answer:
+            share = json.load(answer)["charts"][0]["share_read"]
     with Visit(browser, address, "runs/long-0001") as page:
         chart = page.locator(".chart").first
         chart.locator("canvas").wait_for()

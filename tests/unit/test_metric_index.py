@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.web_runs import CREATED_AT, big_metrics, new_run, validated, whole_run
 
 from flatout.errors import RunFailed
 from flatout.schema.metric_curves import CurveView, MetricCurve, MetricCurves
@@ -19,7 +20,6 @@ from flatout.system.store.metric_index import (
     thinned,
 )
 from flatout.system.store.run_folder import RunFolder
-from support.web_runs import CREATED_AT, big_metrics, new_run, validated, whole_run
 
 NUM_LINES = 10_000
 
@@ -44,7 +44,7 @@ def curves_of(
 
 
 def loss_of(curves: MetricCurves) -> MetricCurve:
-    return next(curve for curve in curves.curves if (curve.panel, curve.line) == ("loss", "training"))
+    return next(one for one in curves.curves if (one.panel, one.line) == ("loss", "training"))
 
 
 def test_curves_of_a_short_run() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
+from support.web_runs import FORM_TOKEN, new_run, web_app, web_client, whole_run
 
 from flatout.web.gate import GateRules
-from support.web_runs import FORM_TOKEN, new_run, web_app, web_client, whole_run
 
 TOKEN = "s3cret-token"
 OWN = {"origin": "http://127.0.0.1:8420"}
@@ -80,7 +80,7 @@ def test_program_sends_the_token_in_a_header() -> None:
 @pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "/a%22%3E%3Cscript%3E"])
 def test_admission_goes_nowhere_else(path: str) -> None:
     answer = web_client(token=TOKEN).get(f"http://127.0.0.1:8420{path}?token={TOKEN}")
-    assert 'url=//' not in answer.text and "<script" not in answer.text
+    assert "url=//" not in answer.text and "<script" not in answer.text
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,13 @@ def test_language_can_be_changed_when_read_only() -> None:
 
 
 def test_other_changes_are_refused_when_read_only() -> None:
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+
     from flatout.web.application import _Pages
     from flatout.web.health import HealthWatch
     from flatout.web.page import PageContext
     from flatout.web.run_cache import RunCache
-    from starlette.applications import Starlette
-    from starlette.responses import PlainTextResponse
 
     rules = GateRules(frozenset(), is_read_only=True, form_token=FORM_TOKEN)
     pages = _Pages(PageContext(runs=RunCache(), health=HealthWatch()), rules, lambda: False)

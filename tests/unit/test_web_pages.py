@@ -13,6 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.testclient import TestClient
+from support.web_runs import (
+    CREATED_AT,
+    finished,
+    new_run,
+    progress,
+    started,
+    validated,
+    web_client,
+    whole_run,
+)
 
 from flatout.doctor.model.diagnosis import Examined
 from flatout.schema.finding import Finding
@@ -26,16 +36,6 @@ from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, pi
 from flatout.web.health import HealthWatch
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
-from support.web_runs import (
-    CREATED_AT,
-    finished,
-    new_run,
-    progress,
-    started,
-    validated,
-    web_client,
-    whole_run,
-)
 
 PAGES = ("/home", "/runs", "/compare", "/compare?run=digits-0001&run=digits-0002",
          "/runs/digits-0001")  # fmt: skip

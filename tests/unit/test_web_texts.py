@@ -62,7 +62,7 @@ def test_every_text_is_used_and_exists() -> None:
 def test_no_text_is_in_a_template() -> None:
     for name, template in TEMPLATES.items():
         bare = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<[^>]*>", " ", template, flags=re.DOTALL)
-        bare = re.sub(r'\{\{.*?\}\}', " ", bare)
+        bare = re.sub(r"\{\{.*?\}\}", " ", bare)
         words = set(re.findall(r"[A-Za-z]{3,}", bare))
         words -= {"flatout", "CPU", "GPU", "WSL", "CUDA", "torch", "seed", "doctor", "train",
                   "digits"}  # fmt: skip

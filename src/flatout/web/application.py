@@ -163,9 +163,8 @@ class _Pages:
         """An address that does not exist, or not with this method."""
         if error.status_code != 404:
             return PlainTextResponse(f"{error.detail}\n", error.status_code)
-        finding = Finding(
-            rule="web-no-such-page", severity="error", problem=f"there is no page {request.url.path}."
-        )
+        problem = f"there is no page {request.url.path}."
+        finding = Finding(rule="web-no-such-page", severity="error", problem=problem)
         return self._error_page(request, error.status_code, finding)
 
     async def failed(self, request: Request, error: Exception) -> Response:

@@ -192,16 +192,24 @@ def picture(chart: ChartData) -> ChartPicture | None:
                   for step, value in zip(line.steps, line.values, strict=True)]  # fmt: skip
         text = "L".join(f"{x:g} {y:g}" for x, y in points)
         dots = tuple(points) if len(points) <= _MARKED_POINTS else ()
-        paths.append(
-            ChartPath(path=f"M{text}" if points else "", dots=dots, color=line.color, dash=line.dash)
-        )
-    y_values = log_ticks(low, high) if chart.is_log else linear_ticks(low, high)
+        path = f"M{text}" if points else ""
+        paths.append(ChartPath(path=path, dots=dots, color=line.color, dash=line.dash))
+    unit = _unit(chart.panel, high)
+    y_values = log_ticks(low, high) if chart.is_log else [
+        unit * tick for tick in linear_ticks(low / unit, high / unit)
+    ]  # fmt: skip
     x_values = [step for step in linear_ticks(first, last) if step == int(step)] or [first]
     return ChartPicture(
         paths=tuple(paths),
         x_ticks=tuple(AxisTick(x_of(step), count_text(int(step))) for step in x_values),
         y_ticks=tuple(AxisTick(y_of(value), value_text(chart.panel, value)) for value in y_values),
     )
+
+
+def _unit(panel: str, high: float) -> float:
+    """The unit in which a panel's numbers are round: bytes are read as KiB, MiB ..."""
+    is_bytes = panel.endswith("_bytes") and high > 1
+    return float(1024 ** int(math.log2(high) // 10)) if is_bytes else 1.0
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
@@ -213,7 +221,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     width = next((one * power for one in (1, 2, 5) if one * power >= rough), 10 * power)
     number = math.ceil(low / width)
-    ticks = []
+    ticks: list[float] = []
     while number * width <= high + 1e-9 * span and len(ticks) < 4 * _NUM_TICKS:
         ticks.append(float(f"{number * width:.12g}"))
         number += 1

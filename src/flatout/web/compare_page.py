@@ -55,7 +55,8 @@ def compare_page(request: PageRequest) -> WebPage:
 def _sections(runs: list[Run], parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows by section; what came out first."""
     rows = compare_runs(runs, parameters).rows
-    names = sorted(dict.fromkeys(row.section for row in rows), key=lambda name: _RESULTS.get(name, 2))
+    found = dict.fromkeys(row.section for row in rows)
+    names = sorted(found, key=lambda name: _RESULTS.get(name, 2))
     return [{"name": name, "rows": [row for row in rows if row.section == name]} for name in names]
 
 

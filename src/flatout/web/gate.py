@@ -148,9 +148,10 @@ class Gate:
             f'<!doctype html><meta http-equiv="refresh" content="0; url={safe}">'
             f'<title>flatout</title><a href="{safe}">flatout</a>'
         )
+        is_https = request.url.scheme == "https"
         page.set_cookie(
-            self._rules.cookie, self._rules.cookie_value, httponly=True, samesite="strict", path="/",
-            secure=request.url.scheme == "https",
+            self._rules.cookie, self._rules.cookie_value, path="/", secure=is_https,
+            httponly=True, samesite="strict",
         )  # fmt: skip
         return page
 

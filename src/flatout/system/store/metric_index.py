@@ -81,8 +81,14 @@ class _Bucket(msgspec.Struct):
     num_unread: int = 0
 
 
-def metric_curves(folder: RunFolder, created_at: float, view: CurveView, *, panel: str | None = None,
-                  budget_s: float = 0.25) -> MetricCurves:  # fmt: skip
+def metric_curves(
+    folder: RunFolder,
+    created_at: float,
+    view: CurveView,
+    *,
+    panel: str | None = None,
+    budget_s: float = 0.25,
+) -> MetricCurves:
     """The curves of a run, or those of a panel.
 
     Args:
@@ -212,7 +218,8 @@ class _Index:
         ids = {(panel, line): number for number, panel, line in self._known()}
         for bucket in block:
             for key, points in bucket.points.items():
-                rows.append((self._id(key, ids), _FINE, bucket.start, bucket.end, *_summary(points)))
+                place = (self._id(key, ids), _FINE, bucket.start, bucket.end)
+                rows.append((*place, *_summary(points)))
                 coarse.setdefault(key, []).extend(points)
             for key, steps in bucket.missing.items():
                 self._db.execute(

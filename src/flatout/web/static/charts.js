@@ -2,6 +2,7 @@
 
 const DASHES = [undefined, [6, 3], [2, 3], [8, 3, 2, 3]];
 const SHARES = ["accuracy", "top1", "top5", "precision", "recall", "f1"];
+const POWERS_OF_TWO = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const HEIGHT = 260;
 const charts = new Map();
 
@@ -29,7 +30,8 @@ async function fetched(chart) {
 
 function optionsFor(chart, data) {
   const { panel, step } = chart.figure.dataset;
-  const axis = { stroke: cssValue("--quiet"), grid: { stroke: cssValue("--rule") }, ticks: { stroke: cssValue("--rule") } };
+  const axis = { stroke: cssValue("--quiet"), grid: { stroke: cssValue("--rule"), width: 1 }, ticks: { stroke: cssValue("--rule") } };
+  const increments = panel.endsWith("_bytes") ? { incrs: POWERS_OF_TWO } : {};
   const series = data.lines.map((line) => ({
     label: line.line,
     stroke: cssValue(`--color-${line.color}`),
@@ -43,7 +45,7 @@ function optionsFor(chart, data) {
     height: HEIGHT,
     legend: { show: false },
     scales: { x: { time: false }, y: { distr: data.is_log ? 3 : 1 } },
-    axes: [{ ...axis, label: step, labelSize: 20 }, { ...axis, size: 76, values: (_, ticks) => ticks.map((tick) => valueText(panel, tick)) }],
+    axes: [{ ...axis, label: step, labelSize: 20 }, { ...axis, ...increments, size: 76, values: (_, ticks) => ticks.map((tick) => valueText(panel, tick)) }],
     series: [{ label: step }, ...series],
     cursor: { drag: { setScale: false }, bind: { dblclick: () => () => zoom(chart, undefined) } },
     hooks: { setSelect: [(plot) => selected(chart, plot)], setCursor: [(plot) => showValues(chart, plot)] },
