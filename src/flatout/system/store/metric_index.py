@@ -15,6 +15,7 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -214,13 +215,17 @@ class _Index:
     def _store(self, block: list[_Bucket]) -> None:
         """Adds a whole block."""
         rows: list[tuple[Any, ...]] = []
+        # Of each bucket its extremes and ends, which are those of the block as well.
         coarse: dict[_Key, list[_Point]] = {}
         ids = {(panel, line): number for number, panel, line in self._known()}
         for bucket in block:
             for key, points in bucket.points.items():
                 place = (self._id(key, ids), _FINE, bucket.start, bucket.end)
-                rows.append((*place, *_summary(points)))
-                coarse.setdefault(key, []).extend(points)
+                summary = _summary(points)
+                rows.append((*place, *summary))
+                low, low_step, high, high_step = summary[3:]
+                ends = (points[0], points[-1], (low_step, low), (high_step, high))
+                coarse.setdefault(key, []).extend(ends)
             for key, steps in bucket.missing.items():
                 self._db.execute(
                     "UPDATE curve SET num_missing = num_missing + ?,"
@@ -300,12 +305,8 @@ class _Index:
 def _summary(points: list[_Point]) -> tuple[Any, ...]:
     """num, first_step, last_step, low, low_step, high, high_step."""
     steps = [step for step, _ in points]
-    low, high = min(points, key=_value), max(points, key=_value)
+    low, high = min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
     return len(points), min(steps), max(steps), low[1], low[0], high[1], high[0]
-
-
-def _value(point: _Point) -> float:
-    return point[1]
 
 
 def _extremes(row: tuple[Any, ...]) -> list[_Point]:
