@@ -6,13 +6,14 @@ with neighbours("training"):
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from flatout.system.die_with_parent import guarded
 
 _LOOP = "while True: pass"
 # A training of another user, with torch's default number of threads.
@@ -48,14 +49,18 @@ _START_S = 6.0
 
 @contextmanager
 def neighbours(kind: str) -> Iterator[None]:
-    """Runs these programs with the priority of this one."""
+    """Runs these programs with the priority of this one.
+
+    As those of another terminal: Linux shares CPUs out to sessions (autogroups), then to what runs
+    in each. In the session of what is measured, they would slow down only what does not start one.
+    """
     if not KINDS[kind]:
         yield
         return
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", text], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=_without_threads(),
+            guarded(sys.executable, ["-c", text]), stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_without_threads(),
         )
         for text in KINDS[kind]
     ]  # fmt: skip
@@ -64,10 +69,10 @@ def neighbours(kind: str) -> Iterator[None]:
         yield
     finally:
         for process in started:
-            process.kill()
+            assert process.stdin is not None
+            process.stdin.close()
         for process in started:
-            with contextlib.suppress(OSError):
-                process.wait()
+            process.wait()
 
 
 def _without_threads() -> dict[str, str]:

@@ -47,16 +47,28 @@ MOST_USERS = 256.0
 SETTINGS_USERS = 24
 
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
-    "fastapi": ({"threads": 1}, {"threads": 2}),
+    "fastapi": (
+        {"threads": 1},
+        {"threads": 2},
+        {"workers": 2},
+        {"is_async": True},
+        {"is_async": True, "workers": 2},
+    ),
     "litserve": (
         {"batch": 1},
         {"batch": 8, "wait_s": 0.001},
         {"batch": 32, "wait_s": 0.002},
         {"batch": 32, "wait_s": 0.002, "fast_queue": True},
+        {"batch": 32, "wait_s": 0.002, "fast_queue": True, "api_servers": 2},
         {"batch": 16, "wait_s": 0.001, "workers": 2},
     ),
     "bentoml": ({"batch": 32}, {"batch": 32, "threads": 2}, {"batch": 16, "workers": 2}),
-    "ray": ({"batch": 32}, {"batch": 32, "wait_s": 0.002}, {"batch": 16, "replicas": 2}),
+    "ray": (
+        {"batch": 32},
+        {"batch": 32, "wait_s": 0.002},
+        {"batch": 16, "replicas": 2},
+        {"batch": 32, "is_optimized": True},
+    ),
 }
 PACKAGES = {"fastapi": "fastapi", "litserve": "litserve", "bentoml": "bentoml", "ray": "ray.serve"}
 
@@ -119,7 +131,8 @@ def available_peers(pythons: dict[str, str]) -> list[tuple[str, str, str]]:
     for name, package in PACKAGES.items():
         python = pythons.get(name, sys.executable)
         check = (
-            f"import importlib.metadata as m, torch, {package};"
+            # The two make uvicorn fast; the documentation of FastAPI installs them.
+            f"import importlib.metadata as m, torch, uvloop, httptools, {package};"
             f"print(m.version('{package.partition('.')[0]}'))"
         )
         done = subprocess.run([python, "-c", check], capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ the server and its replicas over time. Then SIGTERM under load: what was sent be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import signal
 import subprocess
@@ -162,22 +163,50 @@ def measured_limit(port: int, bodies: list[str]) -> float:
     return max(held)
 
 
-def attack(work: Work, job: http_load.Job, server: psutil.Process, soak: Soak) -> None:
-    """Sends the requests, kills replicas and swaps models meanwhile."""
+@contextlib.contextmanager
+def generating(job: http_load.Job) -> Iterator[subprocess.Popen[bytes]]:
+    """The generator of requests, in a process of its own that ends with the block."""
     process = subprocess.Popen(
         [sys.executable, "-P", str(GENERATOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(msgspec.json.encode(job))
-    process.stdin.close()
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(job))
+        process.stdin.close()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def attack(work: Work, job: http_load.Job, server: psutil.Process, soak: Soak) -> None:
+    """Sends the requests, kills replicas and swaps models meanwhile."""
+    with generating(job) as process:
+        kill_and_swap(work, job, server, soak, process)
+        assert process.stdout is not None
+        result = msgspec.json.decode(process.stdout.read(), type=http_load.LoadResult)
+    print(f"load      {result.num_requests:,} requests, generator {result.cpus:.2f} CPUs")
+
+
+def kill_and_swap(
+    work: Work,
+    job: http_load.Job,
+    server: psutil.Process,
+    soak: Soak,
+    generator: subprocess.Popen[bytes],
+) -> None:
+    """Kills replicas and swaps models until the generator has ended."""
     began_s = time.time() + job.warmup_s
     # Between two kills.
     swaps_at_s = {1: job.duration_s / 3, 0: 2 * job.duration_s / 3}
     swaps_at_s = {to: _off_kills(at_s) for to, at_s in swaps_at_s.items()}
     kill_at_s, sample_at_s = KILL_EVERY_S / 3, 0.0
     swapping: threading.Thread | None = None
-    while process.poll() is None:
+    while generator.poll() is None:
         now_s = time.time() - began_s
+        if not server.is_running():
+            soak.problems.append("the server has ended")
+            break
         if now_s >= sample_at_s:
             soak.memory.append(memory_sample(server, now_s))
             sample_at_s = now_s + SAMPLE_EVERY_S
@@ -190,14 +219,9 @@ def attack(work: Work, job: http_load.Job, server: psutil.Process, soak: Soak) -
                 swapping = threading.Thread(target=swap, args=(work, job.port, to, soak))
                 swapping.start()
                 del swaps_at_s[to]
-        if not server.is_running():
-            soak.problems.append("the server has ended")
-            break
         time.sleep(0.1)
     if swapping is not None:
         swapping.join()
-    result = msgspec.json.decode(process.stdout.read(), type=http_load.LoadResult)
-    print(f"load      {result.num_requests:,} requests, generator {result.cpus:.2f} CPUs")
 
 
 def _off_kills(at_s: float) -> float:
@@ -311,21 +335,16 @@ def stopped_under_load(
             port=port, path="/predict", bodies=bodies, expected=known, users=64, rate_per_s=rate,
             warmup_s=1.0, duration_s=5.0, timeout_s=5.0, records=str(records),
         )  # fmt: skip
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(GENERATOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(job))
-        process.stdin.close()
-        time.sleep(4.0)
-        stopped_s = time.time()
-        server.send_signal(signal.SIGTERM)
-        try:
-            code = server.wait(30)
-            took_s: float | None = time.time() - stopped_s
-        except psutil.TimeoutExpired:
-            code, took_s = None, None
-        process.wait()
+        with generating(job) as process:
+            time.sleep(4.0)
+            stopped_s = time.time()
+            server.send_signal(signal.SIGTERM)
+            try:
+                code = server.wait(30)
+                took_s: float | None = time.time() - stopped_s
+            except psutil.TimeoutExpired:
+                code, took_s = None, None
+            process.wait()
     before = [one for one in _read(records) if one[0] < stopped_s]
     lost = sum(status == 0 for _, _, status, _, _ in before)
     wrong = sum(status == 200 and not what & 1 for _, _, status, _, what in before)

@@ -38,27 +38,17 @@ OPTIONS = served_model.options_of_environment()
         "access": {"enabled": False}
     },
 )  # fmt: skip
-class ModelService:
-    """The model. BentoML batches calls between services, so the other one receives requests."""
+class PredictService:
+    """The model, and the requests for it."""
 
     def __init__(self) -> None:
         self.served = OPTIONS.served()
 
+    # Its answer is a list of rows: what is batched has one argument and one result.
     @bentoml.api(
-        batchable=True, max_batch_size=OPTIONS.settings.get("batch", 32), max_latency_ms=50
-    )
-    def rows(self, inputs: list[Any]) -> list[Any]:
-        """Rows for inputs of several requests."""
+        route="/predict", batchable=True, max_batch_size=OPTIONS.settings.get("batch", 32),
+        max_latency_ms=50,
+    )  # fmt: skip
+    def predict(self, inputs: list[Any]) -> list[Any]:
+        """Rows for the inputs of several requests."""
         return self.served.predict([self.served.decode(one) for one in inputs])
-
-
-@bentoml.service(traffic={"timeout": 30}, logging={"access": {"enabled": False}})
-class PredictService:
-    """Receives the requests."""
-
-    model = bentoml.depends(ModelService)
-
-    @bentoml.api(route="/predict")
-    async def predict(self, inputs: list[Any]) -> dict[str, Any]:
-        """Rows for one request."""
-        return {"predictions": await self.model.to_async.rows(inputs)}

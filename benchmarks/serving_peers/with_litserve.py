@@ -43,6 +43,6 @@ if __name__ == "__main__":
         fast_queue=settings.get("fast_queue", False),
     )  # fmt: skip
     server.run(
-        host="127.0.0.1", port=OPTIONS.port, num_api_servers=1, generate_client_file=False,
-        log_level="warning", access_log=False,
+        host="127.0.0.1", port=OPTIONS.port, num_api_servers=settings.get("api_servers"),
+        generate_client_file=False, log_level="warning", access_log=False,
     )  # fmt: skip

@@ -20,7 +20,8 @@ import torch
 from flatout.engine import load
 from flatout.engine.serve.answering import Answers
 from flatout.engine.serve.export_worker import export
-from flatout.engine.serve.program_model import check_archive, open_program
+from flatout.engine.serve.program_check import check_archive
+from flatout.engine.serve.program_model import open_program
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.experiments.digits import read_digits
 from flatout.schema.export_protocol import Exported, ExportJob
@@ -119,7 +120,39 @@ def assert_served(model: Any, digits: RunFolder) -> None:
         assert isinstance(answer, ItemRefused) and answer.is_input
 
 
-def test_a_pickle_in_a_program_is_refused_before_it_is_loaded(
+def with_pickles(name: str, content: bytes) -> bytes:
+    if not name.endswith("_weights_config.json"):
+        return content
+    config = json.loads(content)
+    next(iter(config["config"].values()))["use_pickle"] = True
+    return json.dumps(config).encode()
+
+
+def unchanged(name: str, content: bytes) -> bytes:
+    return content
+
+
+def with_texts(key: str, text: str) -> Callable[[str, bytes], bytes]:
+    """Each text of that name in the graph is another one."""
+
+    def replaced(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: replaced(part, name) for name, part in value.items()}
+        if isinstance(value, list):
+            return [replaced(part, name) for part in value]
+        return text if isinstance(value, str) and name == key else value
+
+    def change(name: str, content: bytes) -> bytes:
+        if "/models/" not in name:
+            return content
+        changed = json.dumps(replaced(json.loads(content))).encode()
+        assert changed != json.dumps(json.loads(content)).encode()
+        return changed
+
+    return change
+
+
+def test_code_in_a_program_is_refused_before_it_is_loaded(
     digits: RunFolder, tmp_path: Path
 ) -> None:
     file, bad = tmp_path / "digits.pt2", tmp_path / "bad.pt2"
@@ -134,25 +167,28 @@ def test_a_pickle_in_a_program_is_refused_before_it_is_loaded(
             for name, content in extra.items():
                 new.writestr(name, content)
 
-    def with_pickles(name: str, content: bytes) -> bytes:
-        if not name.endswith("_weights_config.json"):
-            return content
-        config = json.loads(content)
-        next(iter(config["config"].values()))["use_pickle"] = True
-        return json.dumps(config).encode()
-
     def with_inputs(name: str, content: bytes) -> bytes:
         return harmful if "/sample_inputs/" in name else content
 
-    def unchanged(name: str, content: bytes) -> bytes:
-        return content
+    def with_guards(name: str, content: bytes) -> bytes:
+        if "/models/" not in name:
+            return content
+        return json.dumps({**json.loads(content), "guards_code": [code]}).encode()
 
-    root = zipfile.ZipFile(file).namelist()[0].partition("/")[0]
+    code = f"__import__('pathlib').Path({str(tmp_path / 'harm')!r}).touch()"
+    with zipfile.ZipFile(file) as archive:
+        root = archive.namelist()[0].partition("/")[0]
     for change, extra in (
         (with_pickles, {}),
         (unchanged, {f"{root}/data/constants/model.pt": harmful}),
         (unchanged, {f"{root}/data/aotinductor/model/x.so": b"code"}),
         (unchanged, {f"{root}/DATA/weights/model_weights_config.json": b"{}"}),
+        (with_texts("expr_str", code), {}),
+        (with_texts("expr_str", f"Integer({code!r})"), {}),
+        (with_texts("target", "torch.os.system"), {}),
+        (with_texts("target", "torch.ops.aten.from_file.default"), {}),
+        (with_texts("name", f"x={code}"), {}),
+        (with_texts("in_spec", '[1, {"__enum__": true, "fqn": "this:that"}]'), {}),
     ):
         rewritten(change, extra)
         with pytest.raises(RunFailed) as error:
@@ -162,6 +198,8 @@ def test_a_pickle_in_a_program_is_refused_before_it_is_loaded(
     with pytest.raises(RunFailed) as error:
         open_program(ReplicaStart(model=str(bad)))
     assert error.value.rule == "exported-file-not-readable"
+    rewritten(with_guards, {})
+    open_program(ReplicaStart(model=str(bad)))
     assert not (tmp_path / "harm").exists()
 
 

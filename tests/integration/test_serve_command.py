@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 pytest.importorskip("uvicorn")
-pytest.importorskip("fastapi")
+pytest.importorskip("swagger_ui_bundle")
 
 LIMIT_S = 180
 

@@ -39,7 +39,6 @@ from flatout.schema.serve_protocol import (
     ValueInput,
     WireTensor,
 )
-from flatout.system.message_frames import read_frame
 from flatout.system.store import datasets
 from flatout.system.store.run_folder import RunFolder
 
@@ -59,9 +58,9 @@ class Replica:
 
     def receive(self) -> FromReplica:
         assert self.process.stdout is not None
-        body = read_frame(self.process.stdout)
-        assert body is not None, "the replica has ended"
-        return self._decoder.decode(body)
+        head = self.process.stdout.read(4)
+        assert head, "the replica has ended"
+        return self._decoder.decode(self.process.stdout.read(int.from_bytes(head, "big")))
 
     def ready(self) -> ReplicaReady:
         """Its model; what it says before is progress."""
@@ -221,6 +220,27 @@ def test_only_the_guilty_item_of_a_batch_fails(
     first, second = answers[0], again[7]
     assert isinstance(first, Answered) and isinstance(second, Answered)
     assert list(first.rows[0]) == ["sum"] and first.rows == second.rows
+
+
+def test_what_encode_returns_is_written_or_refused_and_the_replica_stays(
+    run_of: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    encode = "lambda value: {'sum': value} if value < 50 else 2**70 if value < 90 else object()"
+    code = GUILTY.replace('lambda value: {"sum": float(value)}', encode).replace(
+        "rows > 90", "rows > 990"
+    )
+    (tmp_path / "odd.py").write_text(code.replace("return model(rows)", "return rows.sum(dim=1)"))
+    folder = run_of(name="odd", file=str(tmp_path / "odd.py"))
+    rows = numpy.float32([[1, 2], [60, 0], [95, 0], [3, 4]])
+    with replica(folder.path, max_samples=1) as served:
+        assert served.ready().findings == ()
+        answers = served.ask(*(BatchItem(id=n, input=tensors(rows[n : n + 1])) for n in range(4)))
+    first, last = answers[0], answers[3]
+    assert isinstance(first, Answered) and first.rows == ({"sum": 3.0},)
+    assert isinstance(last, Answered) and last.rows == ({"sum": 7.0},)
+    large, strange = answers[1], answers[2]
+    assert isinstance(large, ItemRefused) and large.finding.rule == "model-failed"
+    assert isinstance(strange, ItemRefused) and strange.finding.rule == "bad-prediction"
 
 
 def test_a_client_reads_no_file_of_the_server(

@@ -281,8 +281,11 @@ def _matched(body: bytes, known: Sequence[dict[str, Any]]) -> int:
 
 
 def first_row(body: bytes) -> Any:
-    """The row of the first sample. flatout answers a list of rows for each input."""
-    found = msgspec.json.decode(body)["predictions"][0]
+    """The row of the first sample. flatout answers a list of rows for each input; BentoML the rows
+    alone.
+    """
+    document = msgspec.json.decode(body)
+    found = (document["predictions"] if isinstance(document, dict) else document)[0]
     return found[0] if isinstance(found, list) else found
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import uvicorn
 
 from flatout.errors import FlatoutError
 from flatout.schema.serve_model import ServedModel, TensorSpec
@@ -24,6 +23,7 @@ from flatout.serve.dispatcher import (
     InferRequest,
     ReplicaStatus,
 )
+from flatout.serve.http_server import HttpServer, new_event_loop
 
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) - 5
 MODEL = ServedModel(
@@ -134,19 +134,18 @@ def serving(
 ) -> Iterator[str]:
     """A server on a free port of this computer; its host and port, without the scheme."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        application(dispatcher, options or ApplicationOptions()),
-        log_config=None,
-        access_log=False,
-        ws="none",
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    server = HttpServer(application(dispatcher, options or ApplicationOptions()), listener)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(server.run_until_stopped())
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(10)
         listener.close()
 

@@ -26,11 +26,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer, and after how long. is_closed: the connection is closed without an answer."""
+    """What to answer, and after how long. is_closed: the connection is closed without an answer.
+
+    byte_s: between two bytes of the body.
+    """
 
     body: bytes = b'{"predictions": [7]}'
     status: int = 200
     delay_s: float = 0.0
+    byte_s: float = 0.0
     is_closed: bool = False
     content_type: str = "application/json"
 
@@ -48,6 +52,16 @@ class LoadServer:
     def url(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
+
+
+async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    if reply.byte_s:
+        for byte in reply.body:
+            await asyncio.sleep(reply.byte_s)
+            writer.write(bytes([byte]))
+    else:
+        writer.write(reply.body)
+    await writer.drain()
 
 
 @contextlib.contextmanager
@@ -82,9 +96,9 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
         writer.write(
             f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Other')}\r\n"
             f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\n\r\n"
-            .encode() + found.body
+            .encode()
         )  # fmt: skip
-        await writer.drain()
+        await _write(writer, found)
         return True
 
     async def serve() -> None:

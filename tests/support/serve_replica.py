@@ -103,6 +103,7 @@ class Replica:
             accepts=("tensors", "value", "text"), can_stream=True, max_samples=most,
             batch_s={size: self.fixed_s + size * self.sample_s for size in sizes}
             if self.fixed_s or self.sample_s else {},
+            num_threads=start.parameters.get("num_threads"),
         )))  # fmt: skip
 
     def _compute(self, batch: Batch) -> None:
@@ -160,6 +161,8 @@ class Replica:
                     file.write(b"x")
                     file.flush()
                     os._exit(9)
+        if what == "print":
+            print("printed by the model", file=sys.stderr, flush=True)
         if what == "hang":
             time.sleep(600)
         if what == "sleep":

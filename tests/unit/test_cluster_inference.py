@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from flatout.cluster import predict
+from flatout.cluster import predict, serve
 from flatout.cluster.files import Folder
 from flatout.errors import UsageError
+from flatout.schema.serve_request import ModelRequest
 from flatout.system.host_system import LocalSystem
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the made-up Docker is for sh")
@@ -145,8 +146,32 @@ def test_image_of_another_version_is_refused(lab: Any, monkeypatch: pytest.Monke
         settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray"},
     )
     with pytest.raises(UsageError, match="here is 99.0") as reported:
-        predict._require_role(folder, LocalSystem())
+        predict.require_role(folder, LocalSystem())
     assert reported.value.rule == "cluster-versions-differ"
+
+
+def test_replicas_of_a_server_are_containers_of_the_role(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in lab.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(lab.folder)
+    found = serve.find_model(ModelRequest(model="one", device="cpu", env="torch"))
+    assert (found.name, found.place) == ("one", "inference of cluster flatout-lab")
+    assert found.start.model == "/flatout/runs/one" and found.start.fixed == {"device": "cpu"}
+    text = " ".join(found.command)
+    assert re.search(r" run --rm -T --no-deps inference python3 -P .*engine\.serve\.worker$", text)
+    assert [finding.rule for finding in found.findings] == ["option-without-effect"]
+    (lab.folder / "data/reader.onnx").touch()
+    exported = serve.find_model(ModelRequest(model="data/reader.onnx"))
+    assert exported.start.model == "/data/reader.onnx"
+
+
+def test_server_with_a_cluster_that_has_no_image_is_refused(lab: Any) -> None:
+    (lab.folder / "programs/built").unlink()
+    assert refused(lab.run("serve", "one", "--on", "cluster")) == "cluster-not-up"
+    (lab.folder / "model.onnx").touch()
+    assert refused(lab.run("serve", "model.onnx", "--on", "cluster")) == "data-not-shared"
 
 
 def test_names_too_long_for_a_file_are_texts(tmp_path: Path) -> None:

@@ -70,6 +70,20 @@ def test_compare_when_swapped() -> None:
     assert {change.verdict for change in found.changes} == {"slower"}
 
 
+def test_compare_when_the_second_answered_nothing_in_most_seconds() -> None:
+    second = load_file(100, 0.02)
+    seconds = tuple(
+        msgspec.structs.replace(one, num_answered=0, p50_s=None, p90_s=None, p99_s=None)
+        if one.at_s % 5 < 3
+        else one
+        for one in second.steps[0].seconds
+    )
+    step = msgspec.structs.replace(second.steps[0], seconds=seconds, answers_per_s=40.0)
+    second = msgspec.structs.replace(second, steps=(step,))
+    throughput = load_compare.compare(load_file(100, 0.02, seed=1), second, NAMES).changes[0]
+    assert throughput.verdict == "slower"
+
+
 def test_compare_when_only_chance_differs() -> None:
     found = load_compare.compare(load_file(100, 0.02), load_file(100, 0.02, seed=1), NAMES)
     assert {change.verdict for change in found.changes} == {"cannot tell"}

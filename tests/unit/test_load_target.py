@@ -77,11 +77,14 @@ def test_target_when_inputs_are_in_a_file(tmp_path: Path) -> None:
     assert target.headers["Content-Type"] == "image/png" and target.bodies == (b"\x89PNG",)
 
 
-def test_target_when_headers_and_a_token_are_given() -> None:
+def test_target_when_headers_and_a_token_are_given(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("kept\n")
     with load_server() as server:
         target = found(server.url, input="1", headers=("X-Key: a:b",), token="secret")
+        found(server.url, input="1", token=f"@{tmp_path / 'token'}")
     assert target.headers["X-Key"] == "a:b"
-    assert server.asked[-1].headers["authorization"] == "Bearer secret"
+    assert server.asked[0].headers["authorization"] == "Bearer secret"
+    assert server.asked[-1].headers["authorization"] == "Bearer kept"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,7 @@ def test_target_when_headers_and_a_token_are_given() -> None:
         ({"path": "predict"}, "loadtest-bad-url"),
         ({"headers": ("no header",)}, "loadtest-bad-header"),
         ({"headers": ("a: b\r\nc: d",)}, "loadtest-bad-header"),
+        ({"input": "1", "token": "two words"}, "bad-token"),
         ({"input": "{"}, "loadtest-bad-input"),
         ({"input": ""}, "loadtest-bad-input"),
         ({"input": "missing.json"}, "loadtest-bad-input"),

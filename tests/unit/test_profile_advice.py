@@ -173,6 +173,13 @@ def test_recompiling_is_named_with_its_time() -> None:
     assert found.changes == {}
 
 
+def test_guards_of_earlier_compilations_count_as_host_work() -> None:
+    traits = StepTraits(compile_s=5 * MS, num_recompiles=1.0)
+    [found] = advice_for(report({"matrix": 1 * MS, "host": 9 * MS}, traits=traits))
+    assert found.speedup.middle == pytest.approx(10.0)
+    assert found.speedup.low == pytest.approx(10 / 5.5)
+
+
 def test_gpu_that_waits_for_launches_is_recorded() -> None:
     parts: dict[Part, float] = {"matrix": 5 * MS, "launch": 4 * MS, "host": 1 * MS}
     [found] = advice_for(report(parts, traits=StepTraits(device="cuda")))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from flatout.engine.serve.answering import Answers, DeviceLost
-from flatout.engine.serve.batch_times import best_size
+from flatout.engine.serve.batch_times import (
+    best_size,
+    best_threads,
+    measured_sizes,
+    thread_counts,
+)
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
@@ -26,10 +31,9 @@ from flatout.schema.serve_protocol import (
 class Adding:
     """Adds one to lists of numbers. -1 raises, -2 loses the device; memory holds `room` numbers."""
 
-    findings: Sequence[Finding] = ()
-    usual_keys: set[Any] = {"int"}
-
     def __init__(self, room: int = 100) -> None:
+        self.findings: list[Finding] = []
+        self.usual_keys: set[Hashable] = {"int"}
         self.room = room
         self.batches: list[list[Any]] = []
 
@@ -71,6 +75,9 @@ class Adding:
     def failure_kind(self, error: Exception) -> FailureKind:
         kinds: dict[type[Exception], FailureKind] = {MemoryError: "memory", SystemError: "device"}
         return kinds.get(type(error), "other")
+
+    def release_memory(self) -> None:
+        pass
 
     def memory_bytes(self) -> int | None:
         return None
@@ -116,6 +123,13 @@ def test_the_guilty_alone_are_refused_when_the_model_raises() -> None:
     assert isinstance(strange, ItemRefused) and strange.is_input
 
 
+def test_the_guilty_one_of_many_is_found_by_halving() -> None:
+    model = Adding()
+    found = answered(model, items(*([n] for n in range(40)), [-1], *([n] for n in range(23))), 64)
+    assert [n for n, one in found.items() if isinstance(one, ItemRefused)] == [40]
+    assert len(model.batches) == 1 + 2 * 6
+
+
 @pytest.mark.parametrize("room", [1, 2, 3])
 def test_a_batch_is_halved_when_memory_runs_out(room: int) -> None:
     model = Adding(room)
@@ -140,6 +154,32 @@ def test_rows_are_of_each_items_own_top() -> None:
     assert [found[n].rows[0]["top"] for n in (0, 5)] == [3, 1]
 
 
+def test_a_model_that_fails_on_its_example_says_so_when_it_is_measured() -> None:
+    model = Adding()
+    assert measured(model, ValueInput([-1])) == {}
+    assert [finding.rule for finding in model.findings] == ["model-failed"]
+    assert model.findings[0].severity == "warning"
+
+
+def test_a_batch_that_does_not_fit_is_measured_in_halves() -> None:
+    model = Adding(room=5)
+    # Each size is one batch of so many samples: 8 of them do not fit, and are computed in halves.
+    assert set(measured(model, ValueInput([1]), max_samples=8)) == {1, 2, 4, 8}
+    assert model.findings == []
+
+
+def measured(
+    model: Adding, example: AnyInput, max_samples: int | None = None
+) -> dict[int, float]:  # fmt: skip
+    steps = measured_sizes(model, example, 0.02, max_samples)
+    while True:
+        try:
+            assert next(steps).startswith("measuring batches of")
+        except StopIteration as ended:
+            found: dict[int, float] = ended.value
+            return found
+
+
 @pytest.mark.parametrize(
     ("batch_s", "size"),
     [
@@ -152,3 +192,28 @@ def test_rows_are_of_each_items_own_top() -> None:
 )
 def test_best_size(batch_s: dict[int, float], size: int) -> None:
     assert best_size(batch_s, 0.02) == size
+
+
+@pytest.mark.parametrize(
+    ("times_s", "enough_s", "count"),
+    [
+        # Threads that only wait for each other.
+        ({1: 0.001, 2: 0.002}, None, 1),
+        ({1: 0.001, 2: 0.00095}, None, 1),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, None, 4),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, 0.025, 2),
+        ({1: 0.04, 2: 0.022, 4: 0.013, 6: 0.0125}, 0.001, 4),
+        ({1: 0.004, 2: 0.002}, 0.02, 1),
+    ],
+)
+def test_best_threads(times_s: dict[int, float], enough_s: float | None, count: int) -> None:
+    assert best_threads(times_s, enough_s) == count
+
+
+def test_thread_counts() -> None:
+    assert [thread_counts(most) for most in (1, 2, 6, 8)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 6],
+        [1, 2, 4, 8],
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import re
 import shutil
 import socket
 import struct
@@ -21,6 +23,7 @@ from support.linear_dispatcher import MODEL, LinearDispatcher, exchange, serving
 from flatout.errors import FlatoutError
 from flatout.schema.finding import Finding
 from flatout.schema.serve_protocol import FileInput, ReplicaStart, TextInput
+from flatout.serve import http_server
 from flatout.serve.application import ApplicationOptions
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.limits import ServeLimits
@@ -80,7 +83,7 @@ def test_predict_when_inputs_are_more_than_a_batch() -> None:
 
 
 def test_predict_when_the_body_is_compressed() -> None:
-    body = gzip.compress(b'{"input": [1, 0, 0, 0]}')
+    body = gzip.compress(b'{"input": [1, 0, 0, 0]}', mtime=0)
     with serving(LinearDispatcher()) as address, client_of(address) as client:
         response = client.post("/predict", content=body, headers={"content-encoding": "gzip"})
         assert response.json()["predictions"] == [[{"label": "high", "sum": -12.0}]]
@@ -165,7 +168,7 @@ def test_application_when_the_token_is_needed() -> None:
             assert response.headers["www-authenticate"] == "Bearer"
         assert client.post("/predict", content=b"x" * 3_000_000).status_code == 401
         assert client.get("/health/ready").status_code == 401
-        for path in ("/health/live", "/v2/health/live", "/docs"):
+        for path in ("/health/live", "/v2/health/live", "/docs", "/docs/swagger-ui.css"):
             assert client.get(path).status_code == 200
         # The routes are described to all, the model only to those with the token.
         assert "linear" not in client.get("/openapi.json").text
@@ -254,6 +257,23 @@ def test_predict_when_the_model_is_swapped_within_a_request() -> None:
     assert len(dispatcher.requests) == 4
 
 
+def test_infer_when_the_model_is_swapped_after_it_was_checked() -> None:
+    class SwapsAtFirst(LinearDispatcher):
+        async def submit(self, request: InferRequest) -> Answer:
+            if not self.requests:
+                await self.swap(ReplicaStart(model="2"))
+            return await super().submit(request)
+
+    x = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 0, 0, 0]}
+    with serving(SwapsAtFirst()) as address, client_of(address) as client:
+        response = client.post("/v2/models/linear/infer", json={"inputs": [x]})
+        assert response.json()["model_version"] == "2"
+    with serving(SwapsAtFirst()) as address, client_of(address) as client:
+        # Never the answer of another version than the client has named.
+        response = client.post("/v2/models/linear/versions/1/infer", json={"inputs": [x]})
+        assert (response.status_code, rule_of(response)) == (404, "no-such-model")
+
+
 def test_stream_when_the_model_generates() -> None:
     dispatcher = LinearDispatcher(STREAMING)
     dispatcher.pieces = ["Hel", "lo\n", "ä"]
@@ -264,7 +284,7 @@ def test_stream_when_the_model_generates() -> None:
             'data: {"text":"Hel"}\n\ndata: {"text":"lo\\n"}\n\ndata: {"text":"ä"}\n\n'
             'event: end\ndata: {"model":"linear","version":"1"}\n\n'
         )
-        head = {"accept": "text/event-stream"}
+        head = {"accept": "text/event-stream;q=1, */*;q=0.1"}
         assert client.post("/predict", json={"input": "x"}, headers=head).text == response.text
         two = client.post("/predict", json={"inputs": ["a", "b"]}, headers=head)
         assert rule_of(two) == "request-invalid"
@@ -343,10 +363,72 @@ def test_application_when_the_body_is_truncated() -> None:
     "request_",
     [b"nonsense\r\n\r\n", b"POST /predict HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"\0\xff" * 100],
 )
-def test_application_when_it_is_not_http(request_: bytes) -> None:
+def test_server_when_it_is_not_http(request_: bytes) -> None:
     with serving(LinearDispatcher()) as address, client_of(address) as client:
-        assert exchange(address, request_).startswith(b"HTTP/1.1 400 ")
+        received = exchange(address, request_)
+        assert received.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b'"rule":"request-invalid"' in received
         assert client.get("/health/live").status_code == 200
+
+
+def test_server_when_headers_are_too_large() -> None:
+    with serving(LinearDispatcher()) as address, client_of(address) as client:
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n")
+            with contextlib.suppress(OSError):
+                # Without an end, it would take any amount of memory.
+                for _ in range(1000):
+                    connection.sendall(b"a: " + b"b" * 10_000 + b"\r\n")
+                    time.sleep(0.001)
+                pytest.fail("the server read all of it")
+        assert client.get("/health/live", headers={"a": "b" * 30_000}).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
+def test_server_when_headers_are_slow(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(http_server, "_HEADERS_S", 0.3)
+    with serving(LinearDispatcher()) as address, client_of(address) as client:
+        received = exchange(address, sent)
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b'"rule":"headers-too-slow"' in received
+        # Not the pause between two requests.
+        for _ in range(2):
+            assert client.get("/health/live").status_code == 200
+            time.sleep(0.5)
+
+
+def test_server_stops_when_a_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_STOP_S", 1)
+    dispatcher = LinearDispatcher(STREAMING)
+    dispatcher.pieces = ["x" * 1_000_000] * 100
+    body = b'{"input": "a"}'
+    head = b"POST /predict?stream=1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving(dispatcher) as address:
+        host, port = address.split(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(head + body)
+        assert until(lambda: len(dispatcher.requests) == 1)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 8
+    connection.close()
+
+
+def test_docs_loads_nothing_from_elsewhere() -> None:
+    with serving(LinearDispatcher()) as address, client_of(address) as client:
+        page = client.get("/docs")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
+        assert "://" not in page.text
+        files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len(files) == 3
+        for file in files:
+            found = client.get(f"/{file}")
+            assert found.status_code == 200 and found.content
+            assert found.headers["x-content-type-options"] == "nosniff"
+        # The package's own page loads an example from the internet.
+        for file in ("index.html", "..%2f..%2f__init__.py", "%2fetc%2fpasswd"):
+            refused = client.get(f"/docs/{file}")
+            assert (refused.status_code, rule_of(refused)) == (404, "no-such-route")
 
 
 def test_infer_when_the_client_sends_bytes() -> None:

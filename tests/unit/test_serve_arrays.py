@@ -8,8 +8,9 @@ import pytest
 
 numpy = pytest.importorskip("numpy")
 
-from flatout.engine.serve.array_rows import array_rows  # noqa: E402
+from flatout.engine.predict.array_rows import array_rows  # noqa: E402
 from flatout.engine.serve.input_arrays import arrays_of, wire_tensor  # noqa: E402
+from flatout.errors import UsageError  # noqa: E402
 from flatout.schema.serve_model import TensorSpec  # noqa: E402
 from flatout.schema.serve_protocol import (  # noqa: E402
     TensorInput,
@@ -53,8 +54,10 @@ def test_a_tensor_comes_back_as_it_was() -> None:
     [
         (ValueInput("text"), "not a list of numbers"),
         (ValueInput([[1, 2], [3]]), "not of the same length"),
-        (ValueInput([["a", "b"], ["c", "d"]]), "something else than numbers"),
+        (ValueInput([["a", "b"], ["c", "d"]]), "other than numbers"),
         (ValueInput([1, 2]), "takes [n, 2, 2]"),
+        (ValueInput([[1, 2, 3], [4, 5, 6]]), "takes [n, 2, 2]"),
+        (ValueInput([[1, 2], [3, 1e300]]), "float32 cannot hold"),
         (ValueInput({"image": 1}), "takes picture"),
         (ValueInput([]), "number of samples"),
         (TextInput("text"), "takes numbers"),
@@ -74,7 +77,7 @@ def test_what_does_not_fit_is_refused(given: Any, said: str) -> None:
 def test_whole_numbers_that_change_are_refused() -> None:
     spec = (TensorSpec(name="x", dtype="uint8", shape=(None,)),)
     assert arrays_of(ValueInput([3, 200]), spec)[0].dtype == "uint8"
-    with pytest.raises(ValueError, match="takes uint8"):
+    with pytest.raises(ValueError, match="uint8 cannot hold"):
         arrays_of(ValueInput([3, 300]), spec)
 
 
@@ -86,3 +89,9 @@ def test_rows_name_the_likeliest_classes() -> None:
     assert array_rows({"prediction": numpy.int64([2])}, 1, ["a", "b", "c"], 1) == [{"label": "c"}]
     two = {"x": numpy.float32([[1.5]]), "y": numpy.float32([[1, 2]])}
     assert array_rows(two, 1, None, 1) == [{"x": 1.5, "y": [1.0, 2.0]}]
+
+
+def test_a_class_without_a_name_is_not_another_one() -> None:
+    with pytest.raises(UsageError) as error:
+        array_rows({"prediction": numpy.int64([-1])}, 1, ["a", "b"], 1)
+    assert error.value.rule == "bad-prediction"

@@ -83,6 +83,8 @@ def test_second_batch_is_due_when_it_is_full_or_the_first_half_done() -> None:
     assert second_due_in_s(1, 16, running_s=0.6, expected_s=1.0) == 0
     assert second_due_in_s(1, 16, running_s=0.0, expected_s=None) == 0
     assert second_due_in_s(15, 16, running_s=0.2, expected_s=1.0) == pytest.approx(0.3)
+    # No less than event loops can wait.
+    assert second_due_in_s(1, 16, running_s=0.0001, expected_s=0.0004) == 0.001
 
 
 def test_wait_s_is_shared_by_replicas() -> None:
@@ -97,3 +99,5 @@ def test_late_by_s() -> None:
     assert late_by_s(0.5, 0.1, 0.4) == pytest.approx(0.2)
     assert late_by_s(0.2, 0.1, 0.4) is None
     assert late_by_s(None, 0.1, 0.0) is None
+    # Nothing is ahead: it is computed whatever was measured.
+    assert late_by_s(0.0, 5.0, 0.1) is None

@@ -13,12 +13,15 @@ import pytest
 from flatout.errors import UsageError
 from flatout.serve.event_stream import EventStream
 from flatout.serve.limits import ServeLimits, decompressed
-from flatout.serve.request_body import ClientLeft, read_body
+from flatout.serve.request_body import BodyMemory, ClientLeft, read_body
+from flatout.serve.serve_errors import ServerBusy
 
-LIMITS = ServeLimits(body_bytes=1000, body_s=0.05)
+LIMITS = ServeLimits(body_bytes=1000, body_s=0.05, held_bytes=1500)
 
 
-def read(*pieces: bytes, has_more: bool = False, **headers: str) -> bytes:
+def read(
+    *pieces: bytes, has_more: bool = False, memory: BodyMemory | None = None, **headers: str
+) -> bytes:
     """What is read of a body that arrives in these pieces."""
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": piece, "more_body": has_more or number < len(pieces)}
@@ -31,12 +34,12 @@ def read(*pieces: bytes, has_more: bool = False, **headers: str) -> bytes:
         return messages.pop(0)
 
     named = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
-    return asyncio.run(read_body({"headers": named}, receive, LIMITS))
+    return asyncio.run(read_body({"headers": named}, receive, memory or BodyMemory(LIMITS)))
 
 
 def test_read_body() -> None:
     assert read(b"abc") == read(b"a", b"", b"bc") == b"abc"
-    assert read(gzip.compress(b"abc"), content_encoding="gzip") == b"abc"
+    assert read(gzip.compress(b"abc", mtime=0), content_encoding="gzip") == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +67,25 @@ def test_read_body_when_the_client_leaves() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientLeft):
-        asyncio.run(read_body({"headers": []}, receive, LIMITS))
+        asyncio.run(read_body({"headers": []}, receive, BodyMemory(LIMITS)))
+
+
+def test_read_body_when_other_bodies_take_all_memory() -> None:
+    memory = BodyMemory(LIMITS)
+    other: dict[str, Any] = {}
+    memory.hold(other, 900)
+    with pytest.raises(ServerBusy):
+        read(b"x" * 300, b"x" * 301, memory=memory)
+    memory.release(other)
+    memory.hold(other, 900)
+    with pytest.raises(ServerBusy):
+        read(gzip.compress(b"x" * 600, mtime=0), memory=memory, content_encoding="gzip")
+    memory.release(other)
+    assert len(read(b"x" * 600, memory=memory)) == 600
 
 
 def test_decompressed_when_it_is_a_bomb() -> None:
-    body = gzip.compress(bytes(50 << 20), 1)
+    body = gzip.compress(bytes(50 << 20), 1, mtime=0)
     tracemalloc.start()
     try:
         with pytest.raises(UsageError, match="larger"):

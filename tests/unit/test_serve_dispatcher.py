@@ -12,9 +12,16 @@ import psutil
 import pytest
 from support.serving import action, dispatching, numbers, plan_for, text
 
-from flatout.schema.serve_control import ReplicaLost, ReplicaRestored, ServeEvent
+from flatout.schema.serve_control import (
+    ReplicaLost,
+    ReplicaPrinted,
+    ReplicaRestored,
+    ServeEvent,
+)
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
+from flatout.serve.replica import restart_pause_s
+from flatout.serve.replica_plan import plan_like
 from flatout.serve.serve_errors import (
     InputNotAccepted,
     ModelFailed,
@@ -83,6 +90,24 @@ def test_requests_are_shared_when_there_are_two_replicas() -> None:
     assert len(asyncio.run(main())) == 2
 
 
+def test_replicas_are_as_many_as_the_first_one_leaves_cores_for() -> None:
+    async def main() -> tuple[QueueDispatcher, set[int]]:
+        plan = msgspec.structs.replace(plan_for(num_threads=2, fixed_s=0.1), num_cores=5)
+        async with dispatching(plan) as dispatcher:
+            answers = await asyncio.gather(*(dispatcher.submit(numbers([n])) for n in range(8)))
+            back = await dispatcher.swap(plan_like(plan_for("triple", scale=3.0), dispatcher.plan))
+            assert back.model.name == "triple"
+            return dispatcher, {answer.rows[0]["pid"] for answer in answers}
+
+    dispatcher, pids = asyncio.run(main())
+    assert len(pids) == len(dispatcher.plan.starts) == 2
+    assert all(start.num_threads == 2 for start in dispatcher.plan.starts)
+    # Each replica of the server has a number of its own.
+    assert len({replica.index for replica in dispatcher.state().replicas}) == len(
+        dispatcher.state().replicas
+    )
+
+
 def test_request_is_refused_when_the_queue_is_full() -> None:
     async def main() -> tuple[list[Any], int]:
         async with dispatching(plan_for(fixed_s=0.2), max_queue=3) as dispatcher:
@@ -111,6 +136,16 @@ def test_request_is_refused_early_when_it_would_miss_its_deadline() -> None:
 
     totals = asyncio.run(main()).state().totals
     assert (totals.num_busy, totals.num_expired, totals.num_answered) == (1, 0, 4)
+
+
+def test_request_is_computed_when_only_the_measured_times_are_too_long() -> None:
+    async def main() -> Answer:
+        async with dispatching(plan_for(fixed_s=0.05)) as dispatcher:
+            # From now on, a batch is expected to take longer than the deadline.
+            await dispatcher.submit(action("sleep", seconds=4.0))
+            return await dispatcher.submit(numbers([1], deadline_s=0.3))
+
+    assert values_of(asyncio.run(main())) == [2]
 
 
 def test_request_ends_when_its_deadline_passes() -> None:
@@ -232,6 +267,21 @@ def test_stream_ends_in_the_replica_when_the_client_leaves() -> None:
     asyncio.run(main())
 
 
+def test_stream_ends_in_the_replica_when_its_deadline_passes() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for()) as dispatcher:
+            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=1.0)))
+            await asyncio.sleep(0)
+            # It would take longer than the test may.
+            late = msgspec.structs.replace(text("word " * 10_000), deadline_s=0.3)
+            with pytest.raises(ServerBusy, match="busy"):
+                [piece async for piece in dispatcher.stream(late)]
+            await busy
+            assert values_of(await dispatcher.submit(numbers([1]))) == [2]
+
+    asyncio.run(main())
+
+
 def test_stream_fails_when_its_replica_dies() -> None:
     async def main() -> None:
         async with dispatching(plan_for()) as dispatcher:
@@ -278,6 +328,28 @@ def test_kill_ends_requests_and_replicas() -> None:
     asyncio.run(main())
 
 
+def test_kill_counts_what_gets_no_answer() -> None:
+    async def main() -> int:
+        async with dispatching(plan_for()) as dispatcher:
+            with pytest.raises(ServerBusy):
+                await dispatcher.submit(action("hang", deadline_s=0.2))
+            return await dispatcher.kill()
+
+    assert asyncio.run(main()) == 0
+
+
+def test_output_of_a_replica_is_reported_while_it_answers() -> None:
+    events: list[ServeEvent] = []
+
+    async def main() -> None:
+        async with dispatching(plan_for(), events) as dispatcher:
+            await dispatcher.submit(action("print"))
+            await until(lambda: any(isinstance(event, ReplicaPrinted) for event in events))
+
+    asyncio.run(main())
+    assert ReplicaPrinted(replica=0, text="printed by the model\n") in events
+
+
 @pytest.mark.parametrize(
     ("how", "rule", "exit_code", "because"),
     [
@@ -300,6 +372,10 @@ def test_start_says_why_a_replica_cannot_start(
     assert (error.rule, error.exit_code) == (rule, exit_code)
     assert because in (error.because or "")
     assert ("out of luck" in error.printed) == (how == "die")
+
+
+def test_restart_pauses_grow_to_a_limit() -> None:
+    assert [restart_pause_s(count) for count in (0, 1, 2, 5, 7, 5_000)] == [0, 0.5, 1, 8, 30, 30]
 
 
 def test_start_when_the_interpreter_does_not_exist() -> None:

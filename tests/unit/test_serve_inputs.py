@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import struct
+import time
 import zlib
 from typing import Any
 
@@ -267,12 +268,20 @@ def bomb_png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "suffix"),
     [
-        (png(3, 3), ".png"), (npy((2, 2)), ".npy"), (gzip.compress(b"data"), ".gz"),
-        (gzip.compress(b"a") + gzip.compress(b"b"), ".gz"), (b"anything", ""),
+        (png(3, 3), ".png"), (npy((2, 2)), ".npy"), (gzip.compress(b"data", mtime=0), ".gz"),
+        (gzip.compress(b"a", mtime=0) + gzip.compress(b"b", mtime=0), ".gz"), (b"anything", ""),
     ],
 )  # fmt: skip
 def test_file_input_when_it_is_correct(data: bytes, suffix: str) -> None:
     assert file_input(data, LIMITS) == FileInput(data, suffix)
+
+
+def test_file_input_when_gzip_has_many_members() -> None:
+    data = gzip.compress(b"", mtime=0) * 100_000
+    began_s = time.process_time()
+    assert file_input(data, LIMITS) == FileInput(data, ".gz")
+    # Where each copied the rest of the file, it took minutes.
+    assert time.process_time() - began_s < 5
 
 
 @pytest.mark.parametrize(
@@ -302,9 +311,9 @@ def test_suffix_of_images(magic: bytes, suffix: str) -> None:
         (npy((2**19,)), "file-too-large"),
         (b"\x93NUMPY\x01\x00\xff\xff", "file-damaged"),
         (b"\x93NUMPY\x01\x00\x06\x00(('[{\n", "file-damaged"),
-        (gzip.compress(bytes(2 << 20)), "file-too-large"),
-        (gzip.compress(b"some data")[:-9], "file-damaged"),
-        (gzip.compress(b"some data") + b"more", "file-damaged"),
+        (gzip.compress(bytes(2 << 20), mtime=0), "file-too-large"),
+        (gzip.compress(b"some data", mtime=0)[:-9], "file-damaged"),
+        (gzip.compress(b"some data", mtime=0) + b"more", "file-damaged"),
     ],
 )  # fmt: skip
 def test_file_input_when_it_is_hostile(data: bytes, rule: str) -> None:
@@ -316,13 +325,13 @@ def test_file_input_when_it_is_hostile(data: bytes, rule: str) -> None:
 @pytest.mark.parametrize(
     ("body", "encoding", "rule"),
     [
-        (gzip.compress(bytes(2 << 20)), "gzip", "body-too-large"),
+        (gzip.compress(bytes(2 << 20), mtime=0), "gzip", "body-too-large"),
         (zlib.compress(bytes(2 << 20)), "deflate", "body-too-large"),
-        (gzip.compress(b"data")[:-1], "gzip", "body-not-readable"),
-        (gzip.compress(b"data") + b"more", "gzip", "body-not-readable"),
+        (gzip.compress(b"data", mtime=0)[:-1], "gzip", "body-not-readable"),
+        (gzip.compress(b"data", mtime=0) + b"more", "gzip", "body-not-readable"),
         (b"data", "gzip", "body-not-readable"),
         (b"data", "br", "content-type-not-supported"),
-        (gzip.compress(b"data"), "gzip, gzip", "content-type-not-supported"),
+        (gzip.compress(b"data", mtime=0), "gzip, gzip", "content-type-not-supported"),
     ],
 )
 def test_decompressed_when_the_body_is_hostile(body: bytes, encoding: str, rule: str) -> None:
@@ -332,7 +341,7 @@ def test_decompressed_when_the_body_is_hostile(body: bytes, encoding: str, rule:
 
 
 def test_decompressed_when_the_body_is_correct() -> None:
-    assert decompressed(gzip.compress(b"data"), "GZIP", LIMITS) == b"data"
+    assert decompressed(gzip.compress(b"data", mtime=0), "GZIP", LIMITS) == b"data"
     assert decompressed(zlib.compress(b"data"), "deflate", LIMITS) == b"data"
     assert decompressed(b"data", "identity", LIMITS) == b"data"
 
@@ -355,7 +364,11 @@ def test_num_elements() -> None:
 
 def test_query_options() -> None:
     assert query_options({"top": "3", "timeout_s": "1.5"}) == CallOptions(top=3, timeout_s=1.5)
-    for query in ({"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}):
+    assert query_options({"stream": "False"}) == CallOptions()
+    wrong = (
+        {"top": "x"}, {"tops": "1"}, {"timeout_s": "nan"}, {"top": "-1"}, {"stream": "maybe"},
+    )  # fmt: skip
+    for query in wrong:
         with pytest.raises(UsageError, match=r"`|parameter|timeout"):
             query_options(query)
 
@@ -395,7 +408,13 @@ def test_predict_requests_when_json_is_anything(values: list[Any], model: Served
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(
-        [png(3, 3), npy((2, 2)), gzip.compress(b"data"), bomb_png(3, 3), form(("name=a", b"x"))]
+        [
+            png(3, 3),
+            npy((2, 2)),
+            gzip.compress(b"data", mtime=0),
+            bomb_png(3, 3),
+            form(("name=a", b"x")),
+        ]
     ),
     st.integers(0, 200),
     st.binary(max_size=4),
@@ -427,9 +446,28 @@ def _read_or_refused(body: bytes, kind: str, model: ServedModel) -> None:
 
 
 def test_check_depth_when_it_is_at_the_limit() -> None:
-    value: Any = 1
-    for _ in range(LIMITS.json_depth):
-        value = [value]
-    check_depth(value, LIMITS)
-    with pytest.raises(UsageError, match="deep"):
-        check_depth([value], LIMITS)
+    for text in (b"1", b'"[[[["', b'"]\\"[{"', b'"\\\\","[["'):
+        value = b"[" * LIMITS.json_depth + text + b"]" * LIMITS.json_depth
+        msgspec.json.decode(value)
+        check_depth(value, LIMITS)
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(b'{"a":' + value + b"}", LIMITS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values)
+def test_check_depth_when_json_is_anything(value: Any) -> None:
+    try:
+        body = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
+        return
+
+    def depth(one: Any) -> int:
+        members = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None
+        return 0 if members is None else 1 + max(map(depth, members), default=0)
+
+    limits = ServeLimits(json_depth=depth(value))
+    check_depth(body, limits)
+    if limits.json_depth:
+        with pytest.raises(UsageError, match="deep"):
+            check_depth(body, ServeLimits(json_depth=limits.json_depth - 1))

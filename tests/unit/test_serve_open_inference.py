@@ -16,7 +16,13 @@ from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.schema.serve_protocol import FileInput, TensorInput, TextInput, WireTensor
 from flatout.serve.dispatcher import Answer
 from flatout.serve.limits import ServeLimits
-from flatout.serve.open_inference import V2Call, model_metadata, v2_call, v2_response
+from flatout.serve.open_inference import (
+    V2Call,
+    V2TensorMetadata,
+    model_metadata,
+    v2_call,
+    v2_response,
+)
 
 LIMITS = ServeLimits(tensor_bytes=1 << 20, num_inputs=100)
 MODEL = ServedModel(
@@ -91,6 +97,8 @@ def test_v2_call_when_the_data_is_binary() -> None:
         (x_with(shape=[2**40, 2**40]), "tensor-too-large"),
         (x_with(data=[1]), "tensor-data-incomplete"),
         (x_with(data=[1, "2"]), "input-type-wrong"),
+        (x_with(data=[[1], [2]]), "input-shape-wrong"),
+        (x_with(shape=[3, 2], data=[[1, 2, 3], [4, 5, 6]]), "input-shape-wrong"),
         (x_with(data=[1, 1e60]), "input-not-finite"),
         (x_with(data="12"), "request-invalid"),
         ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32"}]}, "request-invalid"),
@@ -221,6 +229,26 @@ def test_v2_response_when_classes_are_asked_for() -> None:
     assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
 
 
+def test_v2_response_when_the_output_is_bool() -> None:
+    wish = {**x_with(), "outputs": [{"name": "y", "parameters": {"classification": 1}}]}
+    tensor = WireTensor("y", "bool", (1, 3), b"\0\1\0")
+    found = Answer(tensors=(tensor,), model=MODEL, queue_s=0, compute_s=0, batch_samples=1)
+    body, _ = v2_response(call(wish), [found])
+    assert msgspec.json.decode(body)["outputs"][0]["data"] == ["1.000000:1:b"]
+
+
+def test_v2_call_when_classes_of_rows_are_asked_for() -> None:
+    wish = {"name": "predictions", "parameters": {"classification": 2}}
+    request = {**bytes_request(1, data=["a"]), "outputs": [wish]}
+    assert rule_of(request, model=TEXTS) == "request-invalid"
+
+
+def test_v2_call_when_the_shape_is_long() -> None:
+    with pytest.raises(UsageError) as caught:
+        call(x_with(shape=[1] * 100_000))
+    assert len(caught.value.problem) < 200
+
+
 def test_v2_response_when_predictions_are_rows() -> None:
     found = call(bytes_request(1, data=["a"]), model=TEXTS)
     rows = Answer(
@@ -233,11 +261,9 @@ def test_v2_response_when_predictions_are_rows() -> None:
 
 
 def test_model_metadata() -> None:
-    assert model_metadata(MODEL)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
-    assert model_metadata(TEXTS)["inputs"] == [
-        {"name": "inputs", "datatype": "BYTES", "shape": [-1]}
-    ]
-    assert model_metadata(TEXTS)["outputs"][0]["name"] == "predictions"
+    assert model_metadata(MODEL).inputs == (V2TensorMetadata("x", "FP32", (-1, 2)),)
+    assert model_metadata(TEXTS).inputs == (V2TensorMetadata("inputs", "BYTES", (-1,)),)
+    assert model_metadata(TEXTS).outputs[0].name == "predictions"
 
 
 @settings(max_examples=300, deadline=None)
@@ -264,13 +290,28 @@ tensors = st.fixed_dictionaries(
 )
 
 
+outputs = st.fixed_dictionaries(
+    {"name": st.sampled_from(["y", "predictions", "z"])},
+    optional={
+        "parameters": st.dictionaries(
+            st.sampled_from(["binary_data", "classification"]), st.integers(0, 5) | anything
+        )
+    },
+)
+
+
 @settings(max_examples=500, deadline=None)
-@given(st.lists(tensors, max_size=2), st.binary(max_size=20), st.sampled_from([MODEL, TEXTS]))
+@given(
+    st.lists(tensors, max_size=2),
+    st.lists(outputs, max_size=2),
+    st.binary(max_size=20),
+    st.sampled_from([MODEL, TEXTS]),
+)
 def test_v2_call_when_tensors_are_anything(
-    inputs: list[Any], binary: bytes, model: ServedModel
+    inputs: list[Any], wanted: list[Any], binary: bytes, model: ServedModel
 ) -> None:
     try:
-        text = msgspec.json.encode({"inputs": inputs})
+        text = msgspec.json.encode({"inputs": inputs, "outputs": wanted})
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
         return
     _call_or_refused(text + binary, str(len(text)), model)
@@ -283,8 +324,13 @@ def _call_or_refused(body: bytes, header: str | None, model: ServedModel) -> Non
     except FlatoutError as error:
         assert error.problem and error.fix
         return
+    answers = []
     for request in found.requests:
         msgspec.msgpack.encode(request.input)
         if isinstance(request.input, TensorInput):
             (tensor,) = request.input.tensors
             assert len(tensor.data) == 4 * tensor.shape[0] * 2
+        rows = Answer(rows=({"a": 1},), model=model, queue_s=0, compute_s=0, batch_samples=1)
+        answers.append(answer(*range(3 * request.num_samples)) if request.is_raw else rows)
+    answered, length = v2_response(found, answers)
+    assert msgspec.json.decode(answered[:length])["model_name"] == model.name

@@ -5,13 +5,21 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from flatout.errors import UsageError
+from flatout.schema.serve_control import ReplicaPlan
 from flatout.schema.serve_protocol import ReplicaStart
 from flatout.schema.serve_request import ModelRequest, ServeRequest
 from flatout.schema.units import parse_seconds
-from flatout.serve.replica_plan import ModelSource, find_model, is_exported, plan_replicas
+from flatout.serve.replica_plan import (
+    ModelSource,
+    find_model,
+    is_exported,
+    plan_replicas,
+    shared_out,
+)
 from flatout.system.cpu_name import num_usable_cores
 from flatout.system.server_socket import is_loopback, listening_socket
 
@@ -19,7 +27,8 @@ from flatout.system.server_socket import is_loopback, listening_socket
 def source(trained_on: str = "cpu", num_gpus: int = 0, **fixed: object) -> ModelSource:
     start = ReplicaStart(model="/runs/digits-0001", fixed=fixed)
     return ModelSource(
-        name="digits-0001", python="/p", start=start, device=trained_on, num_gpus=num_gpus
+        name="digits-0001", place="/p", command=("/p",), start=start, device=trained_on,
+        num_gpus=num_gpus,
     )  # fmt: skip
 
 
@@ -28,8 +37,33 @@ def devices(found: ModelSource, num_replicas: int | None = None) -> list[object]
     return [start.fixed.get("device") for start in plan.starts]
 
 
-def test_replicas_leave_a_core_for_the_server() -> None:
+def test_first_replica_measures_how_many_cores_it_needs() -> None:
+    cores = max(1, num_usable_cores() - 1)
     plan = plan_replicas(source(), ServeRequest())
+    (start,) = plan.starts
+    # One is left for the server.
+    assert start.num_threads == cores
+    assert plan.num_cores == (cores if cores > 1 else None)
+    assert start.spares_threads == (cores > 1)
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_more", "count"),
+    [(1, 20, 15), (4, 20, 3), (15, 20, 1), (1, 2, 3), (1, 0, 1)],
+)
+def test_cores_are_shared_out_as_the_first_replica_needs_them(
+    num_threads: int, num_more: int, count: int
+) -> None:
+    start = ReplicaStart(model="/runs/digits-0001", num_threads=15, spares_threads=True)
+    plan = ReplicaPlan(name="digits", command=("/p",), starts=(start,), num_cores=15)
+    found = shared_out(plan, num_threads, num_more)
+    assert len(found.starts) == count and found.num_cores is None
+    assert {(one.num_threads, one.spares_threads) for one in found.starts} == {(num_threads, False)}
+
+
+def test_replicas_of_an_exported_file_have_a_thread_each() -> None:
+    start = ReplicaStart(model="/data/model.onnx")
+    plan = plan_replicas(msgspec.structs.replace(source(), start=start), ServeRequest())
     assert len(plan.starts) == max(1, num_usable_cores() - 1)
     assert {start.num_threads for start in plan.starts} == {1}
 
@@ -41,9 +75,18 @@ def test_threads_are_shared_out_among_replicas() -> None:
     assert len(many) == 64 and many[0].num_threads == 1
 
 
+def test_cores_of_this_machine_are_not_shared_out_to_containers() -> None:
+    contained = msgspec.structs.replace(source(), has_own_cores=True)
+    (start,) = plan_replicas(contained, ServeRequest()).starts
+    assert start.num_threads is None
+    assert len(plan_replicas(contained, ServeRequest(num_replicas=3)).starts) == 3
+
+
 def test_threads_are_those_that_were_fixed() -> None:
     (start, *_) = plan_replicas(source(num_threads=3), ServeRequest()).starts
     assert start.num_threads is None
+    many = num_usable_cores() * 2
+    assert len(plan_replicas(source(num_threads=many), ServeRequest()).starts) == 1
 
 
 @pytest.mark.parametrize(

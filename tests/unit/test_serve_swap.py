@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_control_port_swaps_and_swaps_back() -> None:
     async def main() -> None:
         async with dispatching(plan_for(num_replicas=2), events) as dispatcher:
             port = ControlPort(dispatcher, events.append)
-            control = await port.open("double", 8000, os.getpid())
+            control = await port.open("double", 8000)
             *_, swapped = await asked(control, plan_for("triple", scale=3.0))
             assert isinstance(swapped, ServeSwapped) and swapped.model.name == "triple"
             # As many replicas as before, whatever the order says.
@@ -156,7 +156,7 @@ def test_control_port_shows_what_replicas_do() -> None:
             port: ControlPort
             port = ControlPort(dispatcher, lambda event: None)
             dispatcher._report = port.pass_on
-            control = await port.open("double", 8000, os.getpid())
+            control = await port.open("double", 8000)
             return await asked(control, plan_for("triple", scale=3.0))
 
     warming, _ = asyncio.run(main())
@@ -167,7 +167,7 @@ def test_control_port_ignores_a_wrong_secret() -> None:
     async def main() -> None:
         async with dispatching(plan_for()) as dispatcher:
             port = ControlPort(dispatcher, lambda event: None)
-            control = await port.open("double", 8000, os.getpid())
+            control = await port.open("double", 8000)
             wrong = msgspec.structs.replace(control, secret=control.secret[:-1])
             with pytest.raises(RunFailed, match="did not answer"):
                 await asked(wrong, plan_for("triple", scale=3.0))
@@ -176,8 +176,8 @@ def test_control_port_ignores_a_wrong_secret() -> None:
     asyncio.run(main())
 
 
-def server(port: int, name: str = "digits") -> ControlFile:
-    return ControlFile(name=name, port=port, pid=os.getpid(), control_port=1, secret="s" * 40)
+def server(port: int, name: str = "digits", control_port: int = 1) -> ControlFile:
+    return ControlFile(name=name, port=port, control_port=control_port, secret="s" * 40)
 
 
 def test_choose_server_when_there_are_several() -> None:
@@ -197,22 +197,30 @@ def test_control_file_is_only_for_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
-    path = serve_files.write_control(server(8000))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = server(8000, control_port=listener.getsockname()[1])
+        path = serve_files.write_control(control)
+        assert serve_files.running_servers() == [control]
     if sys.platform != "win32":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert serve_files.running_servers() == [server(8000)]
     serve_files.remove(8000)
-    assert serve_files.running_servers() == []
+    assert not path.exists()
 
 
 def test_control_file_of_a_server_that_has_ended_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
-    path = serve_files.write_control(msgspec.structs.replace(server(8000), pid=2**22 + 1))
+    path = serve_files.write_control(server(8000))
     (tmp_path / "servers" / "8001.json").write_text("{")
     assert serve_files.running_servers() == []
     assert not path.exists()
+
+
+def test_swap_back_with_other_options_is_refused(cli: Any) -> None:
+    for words in (("--use", "precision=bf16"), ("--on", "cluster"), ("--trust",)):
+        done = cli.run("serve", "swap", "--back", *words)
+        assert done.returncode == 2 and "leave out other options" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "a b", "schlüssel", "@missing"])

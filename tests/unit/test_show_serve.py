@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from flatout.cli.render.show_serve import batches_text, input_text, ready_lines, tick_text
-from flatout.schema.serve_control import ServeReady, ServeTick
+import io
+import json
+import sys
+import threading
+
+import pytest
+
+from flatout.cli.render.show_serve import (
+    ServeDisplay,
+    batches_text,
+    input_text,
+    ready_lines,
+    tick_text,
+)
+from flatout.schema.serve_control import ReplicaPrinted, ServeReady, ServeStopping, ServeTick
 from flatout.schema.serve_model import ServedModel, TensorSpec
 
 MODEL = ServedModel(
@@ -59,3 +72,47 @@ def test_tick_text() -> None:
         batch_samples=11.44,
     )  # fmt: skip
     assert tick_text(busy) == "20 requests/s · p50 6.1 ms · p99 14 ms · queue 0 · batch 11.4"
+
+
+class Blocked(io.StringIO):
+    """A pipe that nothing reads until it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.opened.wait()
+        return super().write(text)
+
+
+def test_display_does_not_wait_for_a_pipe_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked()
+    monkeypatch.setattr(sys, "stdout", blocked)
+    with ServeDisplay(is_json=False) as display:
+        for number in range(5_000):
+            display.take(ReplicaPrinted(replica=0, text=f"line {number}\n"))
+        # What must be seen is shown, however much was left out before.
+        display.take(ServeStopping(num_open=3))
+        blocked.opened.set()
+    lines = blocked.getvalue().splitlines()
+    assert lines[0] == "line 0" and len(lines) <= 1_002
+    assert lines[-1].endswith("finishing 3 requests")
+
+
+def test_display_fails_when_its_pipe_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", closed)
+    with pytest.raises(ValueError, match="closed file"), ServeDisplay(is_json=False) as display:
+        closed.close()
+        display.take(ServeStopping(num_open=1))
+
+
+def test_display_passes_on_what_replicas_print(capsys: pytest.CaptureFixture[str]) -> None:
+    with ServeDisplay(is_json=True) as display:
+        display.take(ReplicaPrinted(replica=1, text="Traceback: [x]\n"))
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {
+        "event": "replica-printed", "replica": 1, "text": "Traceback: [x]\n",
+    }  # fmt: skip
+    assert printed.err == "Traceback: [x]\n"

@@ -27,6 +27,10 @@ _uses = click.option(
 )
 _python = click.option("--python", metavar="PATH", help="Python interpreter to compute with.")
 _env = click.option("--env", metavar="NAME", help="Environment to compute in (see `flatout envs`).")
+in_cluster = click.option(
+    "--on", type=click.Choice(["cluster"]),
+    help="Compute in the `inference` service of the cluster in this folder.",
+)  # fmt: skip
 _MODEL_OPTIONS = (
     _experiment,
     click.option(
@@ -53,10 +57,7 @@ _WEIGHTS_OPTIONS = (
     _uses,
     _python,
     _env,
-    click.option(
-        "--on", type=click.Choice(["cluster"]),
-        help="Compute in the `inference` service of the cluster in this folder.",
-    ),
+    in_cluster,
     trusts_run,
     json_document,
 )  # fmt: skip

@@ -25,7 +25,8 @@ Clusters
   every wait. Ray never restarts an actor or a job; `runs/supervisor.py` submits another job.
 - `cluster/predict.py` predicts: `docker compose run` starts a container of the service `inference`
   for each request, which `engine.predict.worker` in it reads from standard input; names are
-  returned as they were typed.
+  returned as they were typed. `cluster/serve.py` does so for the replicas of `flatout serve`, which
+  runs outside.
 - Docker runs each container's health check. `cluster/ray_head.py` asks Ray's head whether the node
   is still alive.
 - A worker with a GPU is a service of its own: Compose gives all containers of a service the same

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from flatout.schema.ingest_protocol import AnyIngestReply, IngestRequest
     from flatout.schema.predict_protocol import AnyReply, InferenceRequest, Verb
     from flatout.schema.script_launch import LaunchRequest, NodeEvent
+    from flatout.schema.serve_request import ModelRequest
     from flatout.schema.train_request import TrainRequest
+    from flatout.serve.replica_plan import ModelSource
     from flatout.system.signals import Interrupts
 
 
@@ -50,6 +52,13 @@ def predict_or_evaluate(
     from flatout.runs import predict
 
     return predict.predict(request) if verb == "predict" else predict.evaluate(request)
+
+
+def model_in_cluster(request: ModelRequest) -> ModelSource:
+    """A model for `serve.api` whose replicas are containers of a cluster; see `cluster.serve`."""
+    from flatout.cluster import serve
+
+    return serve.find_model(request)
 
 
 def ingest(request: IngestRequest, *, in_cluster: bool) -> Generator[AnyIngestReply]:

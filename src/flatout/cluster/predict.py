@@ -20,7 +20,7 @@ from flatout.cluster.files import Folder, open_folder, services_in
 from flatout.errors import UsageError
 from flatout.runs import api as runs_api
 from flatout.runs import predict_inputs, predict_process
-from flatout.schema.finding import option_without_effect
+from flatout.schema.finding import Finding, option_without_effect
 from flatout.schema.predict_protocol import (
     AnyReply,
     InferenceRequest,
@@ -56,7 +56,7 @@ def predict(request: InferenceRequest) -> Generator[AnyReply]:
     run, folder = run_folder.find_run(request.run), open_folder(None)
     typed = predict_inputs.expand_inputs(request.inputs)
     inputs = tuple(_inside(folder, path) for path in typed)
-    job = _job_inside(request, "predict", run, folder, inputs)
+    job = job_inside(request, "predict", run, folder, inputs)
     output = _shared(folder, request.output) if request.output else None
     job = msgspec.structs.replace(job, output=output)
     return _stream_replies(request, job, run, folder, dict(zip(inputs, typed, strict=True)))
@@ -69,18 +69,22 @@ def evaluate(request: InferenceRequest) -> Generator[AnyReply]:
         UsageError: as `predict`; unknown-parameter, bad-parameter-value.
     """
     run, folder = run_folder.find_run(request.run), open_folder(None)
-    job = _job_inside(request, "evaluate", run, folder)
+    job = job_inside(request, "evaluate", run, folder)
     return _stream_replies(request, job, run, folder, {})
 
 
-def _job_inside(
+def job_inside(
     request: InferenceRequest,
     verb: Verb,
     run: RunFolder,
     folder: Folder,
     inputs: tuple[str, ...] = (),
 ) -> PredictJob:
-    """The question with the paths that the role sees."""
+    """The question with the paths that the role sees.
+
+    Raises:
+        UsageError: run-not-shared, data-not-shared; as `runs.api.predict_job`.
+    """
     job = runs_api.predict_job(request, verb, run, inputs)
     experiment = job.experiment
     if experiment is not None and Path(experiment).is_absolute():
@@ -99,10 +103,11 @@ def _stream_replies(
     """The answers, with the names that were typed. inputs: typed names by those inside."""
     run_folder.require_trust(run, is_trusted=request.is_trusted)
     system = LocalSystem()
-    program = _require_role(folder, system)
-    yield from _without_effect(request)
+    program = require_role(folder, system)
+    for finding in without_effect(request):
+        yield Noted(finding=finding)
     name = f"{folder.name}-{ROLE}-{secrets.token_hex(4)}"
-    words = _python(program, folder, "--name", name)
+    words = python_words(program, folder, "--name", name)
     try:
         for reply in predict_process.stream_replies(words, job, output_here=request.output):
             if isinstance(reply, ProcessFailed) and reply.has_traceback:
@@ -123,12 +128,12 @@ def _as_typed(reply: AnyReply, inputs: Mapping[str, str], output: str | None) ->
     return reply
 
 
-def _python(program: Compose, folder: Folder, *options: str) -> list[str]:
+def python_words(program: Compose, folder: Folder, *options: str) -> list[str]:
     """The words that lead to Python in a container of the role."""
     return program.argv(folder.path, "run", "--rm", "-T", "--no-deps", *options, ROLE, "python3")
 
 
-def _require_role(folder: Folder, system: System) -> Compose:
+def require_role(folder: Folder, system: System) -> Compose:
     """Compose, once the role has answered with the version that is running here.
 
     Raises:
@@ -150,7 +155,7 @@ def _require_role(folder: Folder, system: System) -> Compose:
             f"the image of cluster {folder.name} has not been built.",
             fix="flatout cluster up",
         )
-    done = system.run([*_python(program, folder), "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
+    done = system.run([*python_words(program, folder), "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
     version = done.stdout.strip()
     if done.exit_code != 0:
         raise UsageError(
@@ -182,11 +187,11 @@ def _shared(folder: Folder, text: str) -> str:
     return folder.data_inside(text, "leave out --on to predict on this machine")
 
 
-def _without_effect(request: InferenceRequest) -> Iterator[Noted]:
+def without_effect(request: InferenceRequest) -> Iterator[Finding]:
+    """Findings about options that the role does not use."""
     given = {"--python": request.python, "--env": request.env}
     for option, value in given.items():
         if value is not None:
-            finding = option_without_effect(
+            yield option_without_effect(
                 option, "the cluster's image does the computation", f"leave out {option}"
             )
-            yield Noted(finding=finding)

@@ -13,7 +13,8 @@ _WINDOW_S = 20.0
 _WAITING = 0.3
 _SLOWER = 1.3
 _EXCHANGE = "exchange"
-_NOT_STEPS = ("validation", "checkpoint", "other")
+# Of all ranks, only the first one has these, or they say nothing about a step.
+_NOT_COMPARED = ("validation", "checkpoint", "other")
 
 
 def straggling_rank(state: RunState) -> Finding | None:
@@ -61,7 +62,7 @@ def _times(state: RunState, part: int) -> dict[int, dict[str, float]]:
             return {}
         first, last = before[-1], after[-1]
         times[rank] = {
-            name: last[name] - first.get(name, 0.0) for name in last if name not in _NOT_STEPS
+            name: last[name] - first.get(name, 0.0) for name in last if name not in _NOT_COMPARED
         }
     return times
 

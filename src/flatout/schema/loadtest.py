@@ -13,7 +13,7 @@ LOADTEST_VERSION = 1
 
 # status: an answer of 400 or more. unsent: all connections were busy for as long as a client waits.
 ErrorKind = Literal["status", "timeout", "connection", "wrong answer", "unsent"]
-LoadVerdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
+LoadVerdict = Literal["faster", "slower", "cannot tell"]
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,12 +14,15 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     command: starts one of them. starts: the first message to each.
     latency_s: target for a batch; None: batches have the fixed size that the starts name.
+    num_cores: to share out among as many replicas as the first one, which alone has a start, leaves
+    room for; None: there are as many as there are starts.
     """
 
     name: str
     command: tuple[str, ...]
     starts: tuple[ReplicaStart, ...]
     latency_s: float | None = 0.02
+    num_cores: int | None = None
 
 
 class ServeEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -27,11 +30,14 @@ class ServeEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class ServeStarted(ServeEvent, frozen=True, kw_only=True, tag="started"):
-    """Replicas are being started. python: the interpreter they run in."""
+    """Replicas are being started. place: the interpreter or the cluster that they run in.
+
+    num_replicas: None where the first one is measured first.
+    """
 
     name: str
-    python: str
-    num_replicas: int
+    place: str
+    num_replicas: int | None
     pid: int
     findings: tuple[Finding, ...] = ()
 
@@ -75,6 +81,13 @@ class ReplicaLost(ServeEvent, frozen=True, kw_only=True, tag="replica-lost"):
     num_retried: int = 0
     num_failed: int = 0
     printed: str = ""
+
+
+class ReplicaPrinted(ServeEvent, frozen=True, kw_only=True, tag="replica-printed"):
+    """What a replica has written to stderr while it answers, such as the traceback of a failure."""
+
+    replica: int
+    text: str
 
 
 class ReplicaRestored(ServeEvent, frozen=True, kw_only=True, tag="replica-restored"):
@@ -140,7 +153,6 @@ class ControlFile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     port: int
-    pid: int
     control_port: int
     secret: str
 

@@ -29,6 +29,12 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: tuple[int | None, ...]
 
+    @property
+    def shape_text(self) -> str:
+        """Its shape, such as `[n, 1, 28, 28]`."""
+        sizes = ["n", *("any" if size is None else str(size) for size in self.shape[1:])]
+        return f"[{', '.join(sizes)}]"
+
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is ready to answer.
@@ -44,6 +50,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     differs from the plain call of the model.
     batch_s: seconds of a batch by its number of samples, measured in the warm-up.
     max_samples: in one batch; unit: what a sample is, such as `images`.
+    num_threads: of the CPU, that a replica computes with; None: it computes elsewhere.
     """
 
     name: str
@@ -62,3 +69,4 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     batch_s: dict[int, float] = {}
     max_samples: int = 1
     unit: str = "samples"
+    num_threads: int | None = None

@@ -76,7 +76,8 @@ class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     model: a run's folder, or an exported file. experiment: in place of the run's own, as in
     `PredictJob`. parameters: of the experiment; fixed: recipe fields that the user fixed.
     max_samples: of a batch; None chooses by measuring, within latency_s for a batch.
-    num_threads: for the CPU; None leaves it to the recipe.
+    num_threads: most for the CPU; None leaves it to the recipe. spares_threads: it takes the fewest
+    that meet latency_s, since further replicas get the others.
     """
 
     model: str
@@ -86,6 +87,7 @@ class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     max_samples: int | None = None
     latency_s: float = 0.02
     num_threads: int | None = None
+    spares_threads: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):

@@ -14,12 +14,20 @@ from flatout.runs import api as runs_api
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.serve_control import ReplicaLost, ServeEvent, ServeStarted, SwapReply
 from flatout.schema.serve_request import ModelRequest, ServeRequest
-from flatout.serve.replica_plan import find_model, is_exported, plan_replicas, template_of
+from flatout.serve.replica_plan import (
+    ModelSource,
+    find_model,
+    is_exported,
+    plan_replicas,
+    template_of,
+)
 from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket
 from flatout.system.signals import Interrupts
 
-_PACKAGES = ("fastapi", "uvicorn")
+_PACKAGES = (
+    "starlette", "uvicorn", "httptools", "python_multipart", "PIL", "swagger_ui_bundle",
+)  # fmt: skip
 
 # The command line asks for these here.
 __all__ = ["interrupts", "is_exported", "secret_of", "serve", "swap"]
@@ -40,9 +48,14 @@ def secret_of(text: str) -> str:
 
 
 def serve(
-    model: ModelRequest, request: ServeRequest, interrupts: Interrupts
-) -> Iterator[ServeEvent]:  # fmt: skip
+    model: ModelRequest | ModelSource, request: ServeRequest, interrupts: Interrupts
+) -> Iterator[ServeEvent]:
     """Starts replicas and a server, and gives what happens, until it is interrupted.
+
+    Args:
+        model: one of this machine, or one that was found elsewhere.
+        request: how it is served.
+        interrupts: Ctrl-C.
 
     Raises:
         UsageError: serve-package-missing, port-in-use, bad-address, and those of `find_model`;
@@ -50,24 +63,19 @@ def serve(
     """
     _check_packages()
     with listening_socket(request.host, request.port) as listener:
-        source = find_model(model)
+        source = model if isinstance(model, ModelSource) else find_model(model)
         plan = plan_replicas(source, request)
         interrupts.give_way()
-        yield ServeStarted(
-            name=source.name,
-            python=source.python,
-            num_replicas=len(plan.starts),
-            pid=os.getpid(),
-            findings=(*source.findings, *_warnings(request)),
-        )
-        # Only here: it imports FastAPI and uvicorn.
+        num_replicas = len(plan.starts) if plan.num_cores is None else None
+        yield _started(source, request, num_replicas)
+        # Only here: they import Starlette and uvicorn.
         from flatout.serve.http_server import new_event_loop
         from flatout.serve.running_server import RunningServer
 
         server = RunningServer(request, plan, listener, interrupts)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             running = runner.get_loop().create_task(server.run())
-            # The loop is paused while an event is shown, for about a millisecond.
+            # The loop is paused while an event is taken: what shows them must not block.
             while (event := runner.run(server.events.get())) is not None:
                 yield _with_log(event)
             runner.run(_result_of(running))
@@ -75,7 +83,7 @@ def serve(
             raise KeyboardInterrupt
 
 
-def swap(model: ModelRequest | None, port: int | None) -> Iterator[SwapReply]:
+def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator[SwapReply]:
     """Asks a running server for another model; gives what happens. model: None swaps back.
 
     Raises:
@@ -84,7 +92,20 @@ def swap(model: ModelRequest | None, port: int | None) -> Iterator[SwapReply]:
     from flatout.serve.control import ask_swap, choose_server
 
     server = choose_server(serve_files.running_servers(), port)
-    yield from ask_swap(server, None if model is None else template_of(find_model(model)))
+    source = find_model(model) if isinstance(model, ModelRequest) else model
+    yield from ask_swap(server, None if source is None else template_of(source))
+
+
+def _started(
+    source: ModelSource, request: ServeRequest, num_replicas: int | None
+) -> ServeStarted:  # fmt: skip
+    return ServeStarted(
+        name=source.name,
+        place=source.place,
+        num_replicas=num_replicas,
+        pid=os.getpid(),
+        findings=(*source.findings, *_warnings(request)),
+    )
 
 
 def _check_packages() -> None:
@@ -92,7 +113,7 @@ def _check_packages() -> None:
     if missing:
         raise UsageError(
             "serve-package-missing",
-            f"`flatout serve` needs {' and '.join(missing)}.",
+            f"`flatout serve` needs {', '.join(missing)}.",
             because="the server is built on them; training does without",
             fix="pip install 'flatout[serve]'",
         )
@@ -122,6 +143,6 @@ def _with_log(event: ServeEvent) -> ServeEvent:
     if not isinstance(event, ReplicaLost) or not event.printed.strip():
         return event
     log = runs_api.record_crash(event.printed)
-    fixes = (Fix(text=f"read what it printed: {log}"),)
+    fixes = (*event.finding.fixes, Fix(text=f"read what it printed: {log}"))
     finding = msgspec.structs.replace(event.finding, fixes=fixes)
     return msgspec.structs.replace(event, finding=finding, printed="")

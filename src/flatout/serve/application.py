@@ -1,24 +1,24 @@
 """The HTTP application of `flatout serve`: routes, token, errors and metrics.
 
-FastAPI has the routes and /docs. Its middleware and pydantic are left out, since a request of a
-small model takes less time than they do: routes are ASGI functions behind one layer, `_Gate`.
+Starlette finds the route. One layer, `_Gate`, does what its middleware would: a request of a small
+model takes less time than that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flatout import __version__
@@ -26,13 +26,15 @@ from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import TensorInput
 from flatout.serve.dispatcher import Answer, Dispatcher, InferRequest
+from flatout.serve.docs_page import docs_file, docs_page
 from flatout.serve.event_stream import EventStream
 from flatout.serve.http_errors import error_response
-from flatout.serve.inputs import one_request, predict_requests, query_options
+from flatout.serve.inputs import PredictAnswer, one_request, predict_requests, query_options
 from flatout.serve.limits import ServeLimits
-from flatout.serve.open_inference import EXTENSIONS, model_metadata, v2_call, v2_response
-from flatout.serve.openapi_document import Document, openapi_document
+from flatout.serve.open_inference import EXTENSIONS, V2Call, model_metadata, v2_call, v2_response
+from flatout.serve.openapi_document import openapi_document
 from flatout.serve.request_body import (
+    BodyMemory,
     ClientLeft,
     drain,
     header,
@@ -43,15 +45,19 @@ from flatout.serve.serve_errors import ServerBusy
 from flatout.serve.serve_metrics import CONTENT_TYPE, ServeMetrics
 from flatout.system.clock import elapsed_s
 
-# Without a token; the last two then describe the routes, and not the model.
+# Without a token, they describe the routes, and not the model.
 _OPEN_PATHS = frozenset({"/health/live", "/v2/health/live", "/docs", "/openapi.json"})
-# A larger body is read in a thread, so that others are answered meanwhile.
+# A larger body is read in a thread, so that others are answered meanwhile. A small file may have a
+# large content.
 _LARGE_BYTES = 1 << 20
+_LARGE_FILE_BYTES = 64 << 10
 _CLIENT_LEFT = 499
 _MOST_SWAPS = 3
 _LOG = logging.getLogger("flatout.serve")
 
-Parsed = TypeVar("Parsed")
+# The requests in a body, and how their answers become a response.
+_Parsed = tuple[Sequence[InferRequest], Callable[[Sequence[Answer]], Response]]
+_Reader = Callable[[ServedModel], _Parsed]
 
 
 class ApplicationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,21 +67,13 @@ class ApplicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: ServeLimits = ServeLimits()
 
 
-class PredictAnswer(msgspec.Struct, frozen=True):
-    """The response of `POST /predict`. predictions: rows by input; NaN is null in JSON."""
-
-    model: str
-    version: str
-    predictions: list[Sequence[dict[str, Any]]]
-
-
-def application(dispatcher: Dispatcher, options: ApplicationOptions) -> FastAPI:
-    """The application, to be run by an ASGI server."""
+def application(dispatcher: Dispatcher, options: ApplicationOptions) -> ASGIApp:
+    """The application, to be run by an ASGI server. It has no lifespan and no websockets."""
     metrics = ServeMetrics(dispatcher)
-    app = _Application(dispatcher, options, metrics)
-    routes = _Routes(dispatcher, options, metrics)
+    memory = BodyMemory(options.limits)
+    routes = _Routes(dispatcher, options, metrics, memory)
     # The first are the fastest to find.
-    for method, path, answer in (
+    table = (
         ("POST", "/predict", routes.predict),
         ("POST", "/v2/models/{model}/infer", routes.infer),
         ("POST", "/v2/models/{model}/versions/{version}/infer", routes.infer),
@@ -90,59 +88,33 @@ def application(dispatcher: Dispatcher, options: ApplicationOptions) -> FastAPI:
         ("GET", "/v2/models/{model}/ready", routes.ready),
         ("GET", "/v2/models/{model}/versions/{version}/ready", routes.ready),
         ("GET", "/docs", routes.docs),
+        ("GET", "/docs/{file}", routes.docs_file),
         ("GET", "/openapi.json", routes.openapi),
-    ):
-        # Starlette takes what is no function for an ASGI application, and adds nothing around it.
-        app.router.add_route(path, _Endpoint(path, answer), methods=[method])  # type: ignore[arg-type]
-    return app
-
-
-class _Application(FastAPI):
-    """FastAPI with one layer in place of its middleware, and with its own description."""
-
-    def __init__(
-        self, dispatcher: Dispatcher, options: ApplicationOptions, metrics: ServeMetrics
-    ) -> None:
-        super().__init__(
-            title="flatout serve",
-            version=__version__,
-            openapi_url=None,
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
-        )
-        self._dispatcher = dispatcher
-        self._options = options
-        self._gate = _Gate(self.router, options, metrics)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request. FastAPI would look for telemetry at each."""
-        if scope["type"] == "http":
-            scope["app"] = self
-            await self._gate(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-    def openapi(self) -> Document:
-        """The description of the routes, for the model that is served now."""
-        has_token = self._options.token is not None
-        return openapi_document(self._dispatcher.model, self.version, has_token=has_token)
+    )
+    # Starlette takes what is no function for an ASGI application, and adds nothing around it.
+    router = Router(
+        [Route(path, _Endpoint(path, answer), methods=[method]) for method, path, answer in table],
+        redirect_slashes=False,
+    )
+    return _Gate(router, options.token, metrics, memory)
 
 
 class _Gate:
-    """Token, errors and metrics of all routes."""
+    """Token, errors, metrics and memory of all requests."""
 
-    def __init__(self, routes: ASGIApp, options: ApplicationOptions, metrics: ServeMetrics) -> None:
-        self._routes = routes
-        self._options = options
+    def __init__(
+        self, router: Router, token: str | None, metrics: ServeMetrics, memory: BodyMemory
+    ) -> None:
+        self._router = router
+        self._token = token
         self._metrics = metrics
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._routes(scope, receive, send)
-            return
         began_s = elapsed_s()
         status = 0
+        # Starlette then raises an exception where there is no such route.
+        scope["app"] = self
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -151,9 +123,9 @@ class _Gate:
             await send(message)
 
         try:
-            if self._options.token is not None and scope["path"] not in _OPEN_PATHS:
-                check_token(scope, self._options.token)
-            await self._routes(scope, receive, noting)
+            if self._token is not None and not _is_open(scope["path"]):
+                check_token(scope, self._token)
+            await self._router(scope, receive, noting)
         except ClientLeft:
             status = _CLIENT_LEFT
         except Exception as error:
@@ -162,7 +134,9 @@ class _Gate:
                 raise
             await self._refuse(error, scope, receive, noting)
         finally:
-            route = scope.get("flatout.route", "other")
+            self._memory.release(scope)
+            endpoint = scope.get("endpoint")
+            route = endpoint.path if isinstance(endpoint, _Endpoint) else "other"
             self._metrics.count(route, status or _CLIENT_LEFT, elapsed_s() - began_s)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,8 +156,12 @@ class _Gate:
         )
         body = bytes(response.body)
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        await drain(receive, self._options.limits)
+        await drain(receive, self._memory.limits)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith("/docs/")
 
 
 def check_token(scope: Scope, token: str) -> None:
@@ -235,7 +213,6 @@ class _Endpoint:
     answer: Callable[[Scope, Receive], Awaitable[ASGIApp]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["flatout.route"] = self.path
         response = await self.answer(scope, receive)
         await response(scope, receive, send)
 
@@ -244,64 +221,64 @@ class _Routes:
     """What each route answers."""
 
     def __init__(
-        self, dispatcher: Dispatcher, options: ApplicationOptions, metrics: ServeMetrics
+        self,
+        dispatcher: Dispatcher,
+        options: ApplicationOptions,
+        metrics: ServeMetrics,
+        memory: BodyMemory,
     ) -> None:
         self._dispatcher = dispatcher
         self._options = options
         self._metrics = metrics
+        self._memory = memory
 
     async def predict(self, scope: Scope, receive: Receive) -> ASGIApp:
         """POST /predict."""
         query = _query(scope)
         options = query_options(query)
-        limits = self._options.limits
-        body = await read_body(scope, receive, limits)
-        model = self._dispatcher.model
+        body = await read_body(scope, receive, self._memory)
         content_type = header(scope, b"content-type")
-        requests = await _read(
-            body, lambda: predict_requests(body, content_type, options, model, limits)
-        )
+
+        def read(model: ServedModel) -> _Parsed:
+            limits = self._options.limits
+            requests = predict_requests(body, content_type, options, model, limits)
+            return requests, functools.partial(_predictions, requests)
+
         if _wants_stream(scope, query):
-            return await self._stream(one_request(requests), model, receive)
-        answers = await unless_client_leaves(receive, self._submit(requests))
-        served = answers[0].model
-        predictions: list[Sequence[dict[str, Any]]] = []
-        for request, answer in zip(requests, answers, strict=True):
-            if isinstance(request.input, TensorInput) and len(answer.rows) == request.num_samples:
-                predictions += [(row,) for row in answer.rows]
-            else:
-                predictions.append(answer.rows)
-        return _json(PredictAnswer(served.name, served.version, predictions))
+            return await self._stream(receive, body, read)
+        return await self._answer(scope, receive, body, read)
 
     async def infer(self, scope: Scope, receive: Receive) -> ASGIApp:
         """POST /v2/models/{model}/infer."""
-        model = self._named_model(scope)
-        limits = self._options.limits
-        body = await read_body(scope, receive, limits)
+        self._named_model(scope)
+        body = await read_body(scope, receive, self._memory)
         json_bytes = header(scope, b"inference-header-content-length") or None
-        call = await _read(body, lambda: v2_call(body, json_bytes, model, limits))
-        answers = await unless_client_leaves(receive, self._submit(call.requests))
-        content, json_length = v2_response(call, answers)
-        if json_length is None:
-            return Response(content, media_type="application/json")
-        headers = {"Inference-Header-Content-Length": str(json_length)}
-        return Response(content, headers=headers, media_type="application/octet-stream")
 
-    async def _submit(self, requests: Sequence[InferRequest]) -> list[Answer]:
-        """Answers to all requests, from one model: a swap in between has them computed again."""
+        def read(model: ServedModel) -> _Parsed:
+            call = v2_call(body, json_bytes, model, self._options.limits)
+            return call.requests, functools.partial(_outputs, call)
+
+        return await self._answer(scope, receive, body, read)
+
+    async def _answer(self, scope: Scope, receive: Receive, body: bytes, read: _Reader) -> Response:
+        """The response to a body, by the model that it was read for.
+
+        A swap in between has it read and computed again.
+        """
         for _ in range(_MOST_SWAPS):
-            if len(requests) == 1:
-                answers = [await self._dispatcher.submit(requests[0])]
-            else:
-                answers = await self._submit_all(requests)
-            if len({(answer.model.name, answer.model.version) for answer in answers}) == 1:
+            model = self._named_model(scope)
+            requests, respond = await _read(body, read, model)
+            answers = await unless_client_leaves(receive, self._submit(requests))
+            if all(_is_same(answer.model, model) for answer in answers):
                 for answer in answers:
                     self._metrics.observe(answer)
-                return answers
+                return respond(answers)
         raise ServerBusy("models were swapped while it was computed", 1.0)
 
-    async def _submit_all(self, requests: Sequence[InferRequest]) -> list[Answer]:
+    async def _submit(self, requests: Sequence[InferRequest]) -> list[Answer]:
         """Half of the queue at a time: a request may have more inputs than the queue has room."""
+        if len(requests) == 1:
+            return [await self._dispatcher.submit(requests[0])]
         window = max(1, self._dispatcher.state().max_queue // 2)
         answers: list[Answer] = []
         for start in range(0, len(requests), window):
@@ -309,7 +286,10 @@ class _Routes:
             answers += await _all_of([self._dispatcher.submit(one) for one in part])
         return answers
 
-    async def _stream(self, request: InferRequest, model: ServedModel, receive: Receive) -> ASGIApp:
+    async def _stream(self, receive: Receive, body: bytes, read: _Reader) -> ASGIApp:
+        model = self._dispatcher.model
+        requests, _ = await _read(body, read, model)
+        request = one_request(requests)
         if not model.can_stream:
             raise UsageError(
                 "model-cannot-stream",
@@ -322,14 +302,17 @@ class _Routes:
         return EventStream(first, pieces, {"model": model.name, "version": model.version})
 
     def _named_model(self, scope: Scope) -> ServedModel:
-        """The served model, if it is the one in the path.
+        """The served model, if it is the one in the path, or the path names none.
 
         Raises:
             UsageError: no-such-model
         """
         model = self._dispatcher.model
         named = scope["path_params"]
-        if named["model"] != model.name or named.get("version", model.version) != model.version:
+        if (
+            named.get("model", model.name) != model.name
+            or named.get("version", model.version) != model.version
+        ):
             raise UsageError(
                 "no-such-model",
                 "the server does not have the model "
@@ -359,8 +342,7 @@ class _Routes:
                 because="they are starting, or the server is stopping",
                 fix="wait, or read the log of the server",
             )
-        if scope["path_params"]:
-            self._named_model(scope)
+        self._named_model(scope)
         return _json({"ready": True})
 
     async def metrics(self, scope: Scope, receive: Receive) -> ASGIApp:
@@ -369,7 +351,11 @@ class _Routes:
 
     async def docs(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /docs."""
-        return get_swagger_ui_html(openapi_url="openapi.json", title="flatout serve")
+        return docs_page()
+
+    async def docs_file(self, scope: Scope, receive: Receive) -> ASGIApp:
+        """GET /docs/{file}."""
+        return docs_file(scope["path_params"]["file"])
 
     async def openapi(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /openapi.json: with the model only for those who have the token."""
@@ -383,8 +369,31 @@ class _Routes:
         return _json(openapi_document(model, __version__, has_token=token is not None))
 
 
+def _predictions(requests: Sequence[InferRequest], answers: Sequence[Answer]) -> Response:
+    model = answers[0].model
+    predictions: list[Sequence[dict[str, Any]]] = []
+    for request, answer in zip(requests, answers, strict=True):
+        if isinstance(request.input, TensorInput):
+            predictions += [(row,) for row in answer.rows]
+        else:
+            predictions.append(answer.rows)
+    return _json(PredictAnswer(model.name, model.version, predictions))
+
+
+def _outputs(call: V2Call, answers: Sequence[Answer]) -> Response:
+    content, json_length = v2_response(call, answers)
+    if json_length is None:
+        return Response(content, media_type="application/json")
+    headers = {"Inference-Header-Content-Length": str(json_length)}
+    return Response(content, headers=headers, media_type="application/octet-stream")
+
+
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _is_same(one: ServedModel, other: ServedModel) -> bool:
+    return one.name == other.name and one.version == other.version
 
 
 def _query(scope: Scope) -> dict[str, str]:
@@ -395,13 +404,14 @@ def _query(scope: Scope) -> dict[str, str]:
 def _wants_stream(scope: Scope, query: dict[str, str]) -> bool:
     if "stream" in query:
         return query["stream"].lower() in ("true", "1", "")
-    return header(scope, b"accept").strip().lower() == "text/event-stream"
+    first, _, _ = header(scope, b"accept").partition(",")
+    return first.partition(";")[0].strip().lower() == "text/event-stream"
 
 
-async def _read(body: bytes, read: Callable[[], Parsed]) -> Parsed:
-    if len(body) > _LARGE_BYTES:
-        return await asyncio.to_thread(read)
-    return read()
+async def _read(body: bytes, read: _Reader, model: ServedModel) -> _Parsed:
+    if len(body) > (_LARGE_FILE_BYTES if "file" in model.accepts else _LARGE_BYTES):
+        return await asyncio.to_thread(read, model)
+    return read(model)
 
 
 async def _first(pieces: AsyncIterator[str]) -> str | None:

@@ -12,6 +12,9 @@ from flatout.schema.serve_model import ServedModel
 
 # How much of the difference between expected and measured is believed at a time.
 _BELIEF = 0.1
+# uvloop takes half a millisecond for no time at all: the question would be asked again at once, and
+# again, by a core that replicas could use. A batch that is shorter ends by itself before.
+_SHORTEST_TIMER_S = 0.001
 
 
 class BatchTimes:
@@ -103,7 +106,8 @@ def second_due_in_s(
     """
     if waiting_samples >= limit or expected_s is None:
         return 0.0
-    return max(0.0, expected_s / 2 - running_s)
+    left_s = expected_s / 2 - running_s
+    return max(left_s, _SHORTEST_TIMER_S) if left_s > 0 else 0.0
 
 
 def wait_s(ahead_samples: int, num_replicas: int, times: BatchTimes | None) -> float | None:
@@ -117,8 +121,12 @@ def wait_s(ahead_samples: int, num_replicas: int, times: BatchTimes | None) -> f
 def late_by_s(
     waiting_s: float | None, own_s: float | None, deadline_s: float
 ) -> float | None:  # fmt: skip
-    """By how much a request would miss its deadline; None: it is expected to meet it."""
-    if waiting_s is None:
+    """By how much a request would miss its deadline; None: it is expected to meet it.
+
+    A request with nothing ahead is always computed: times that were too long by chance would
+    otherwise refuse everything, and nothing would correct them.
+    """
+    if not waiting_s:
         return None
     late_s = waiting_s + (own_s or 0.0) - deadline_s
     return late_s if late_s > 0 else None

@@ -51,15 +51,13 @@ class ControlPort:
         self._server: asyncio.Server
         self._writer: asyncio.StreamWriter | None = None
 
-    async def open(self, name: str, port: int, pid: int) -> ControlFile:
+    async def open(self, name: str, port: int) -> ControlFile:
         """Listens; what another process needs to reach it."""
         self._server = await asyncio.start_server(
             self._serve, _LOOPBACK, 0, limit=_MOST_LINE_BYTES
         )  # fmt: skip
         control_port = self._server.sockets[0].getsockname()[1]
-        return ControlFile(
-            name=name, port=port, pid=pid, control_port=control_port, secret=self._secret
-        )
+        return ControlFile(name=name, port=port, control_port=control_port, secret=self._secret)
 
     def close(self) -> None:
         """Listens no longer."""

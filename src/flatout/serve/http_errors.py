@@ -19,6 +19,8 @@ _STATUSES = {
     "content-type-not-supported": 415,
     "file-damaged": 422,
     "file-too-large": 413,
+    "headers-too-large": 431,
+    "headers-too-slow": 408,
     "input-kind-not-accepted": 422,
     "input-not-accepted": 422,
     "input-not-finite": 422,
@@ -40,7 +42,7 @@ _STATUSES = {
     "too-many-inputs": 413,
     "unknown-output": 400,
 }
-# Where the rest of the body would be read as the next request.
+# Where reading the rest of the body is not worth it.
 _CLOSING = ("body-too-large", "body-too-slow", "token-not-accepted")
 _RETRY_S = 1.0
 

@@ -30,7 +30,6 @@ from flatout.serve.limits import (
     ServeLimits,
     check_depth,
     check_num_inputs,
-    is_shallow,
     num_elements,
     too_deep,
 )
@@ -46,6 +45,9 @@ _KIND_WORDS: dict[InputKind, str] = {
     "tensors": "numbers", "file": "files", "text": "texts", "value": "JSON values",
 }  # fmt: skip
 MOST_TOP = 10_000
+# Of what a client has sent, in an error: characters, dimensions.
+_MOST_TEXT = 300
+_MOST_SIZES = 16
 
 
 class PredictBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,13 +63,41 @@ class PredictBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
 
 
+class PredictAnswer(msgspec.Struct, frozen=True):
+    """The JSON of its response. predictions: for each input its rows, one for each sample in it.
+
+    NaN is null in JSON.
+    """
+
+    model: str
+    version: str
+    predictions: list[Sequence[dict[str, Any]]]
+
+
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the query of `POST /predict` says; the fields of a JSON body replace it."""
+    """What the query of `POST /predict` says; the fields of a JSON body replace it.
+
+    Raises:
+        UsageError: request-invalid
+    """
 
     top: int = 1
     timeout_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.top <= MOST_TOP:
+            raise UsageError(
+                "request-invalid", f"`top` is {self.top}.", fix=f"use a number from 1 to {MOST_TOP}"
+            )
+        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
+            raise UsageError(
+                "request-invalid",
+                f"the timeout is {self.timeout_s} s.",
+                fix="use a time above 0",
+            )
 
+
+_STREAM_WORDS = ("true", "1", "", "false", "0")
 _body_decoder = msgspec.json.Decoder(PredictBody)
 
 
@@ -101,13 +131,8 @@ def predict_requests(
     return tuple(_request(one, options) for one in inputs)
 
 
-def _request(one: AnyInput, options: CallOptions, num_samples: int = 1) -> InferRequest:
-    return InferRequest(
-        input=one,
-        num_samples=num_samples,
-        top=options.top,
-        deadline_s=options.timeout_s,
-    )
+def _request(one: AnyInput, options: CallOptions, count: int = 1) -> InferRequest:
+    return InferRequest(input=one, num_samples=count, top=options.top, deadline_s=options.timeout_s)
 
 
 def _json_requests(
@@ -122,32 +147,14 @@ def _json_requests(
         )
     values = [decoded.input] if decoded.inputs is msgspec.UNSET else decoded.inputs
     check_num_inputs(len(values), limits)
-    asked = call_options(
-        options.top if decoded.top is None else decoded.top,
-        options.timeout_s if decoded.timeout_s is None else decoded.timeout_s,
+    asked = CallOptions(
+        top=options.top if decoded.top is None else decoded.top,
+        timeout_s=options.timeout_s if decoded.timeout_s is None else decoded.timeout_s,
     )
     if _are_tensors(values, model):
         tensors = _tensor_inputs(values, model, limits)
-        return tuple(_request(one, asked, num_samples) for one, num_samples in tensors)
-    inputs = [_other_input(value, model, limits) for value in values]
-    return tuple(_request(one, asked) for one in inputs)
-
-
-def call_options(top: int, timeout_s: float | None) -> CallOptions:
-    """Options that were checked.
-
-    Raises:
-        UsageError: request-invalid
-    """
-    if not 1 <= top <= MOST_TOP:
-        raise UsageError(
-            "request-invalid", f"`top` is {top}.", fix=f"use a number from 1 to {MOST_TOP}"
-        )
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise UsageError(
-            "request-invalid", f"the timeout is {timeout_s} s.", fix="use a time above 0"
-        )
-    return CallOptions(top=top, timeout_s=timeout_s)
+        return tuple(_request(one, asked, count) for one, count in tensors)
+    return tuple(_request(_other_input(value, model, limits), asked) for value in values)
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLimits) -> Any:
@@ -157,14 +164,13 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         UsageError: body-not-readable, request-invalid, json-too-deep
     """
     try:
-        if not is_shallow(body, limits):
-            check_depth(msgspec.json.decode(body), limits)
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise UsageError(
             "request-invalid",
             "the JSON of the request does not have the form of this route.",
-            because=str(error),
+            # It may name a field of any length.
+            because=str(error)[:_MOST_TEXT],
             fix="see /docs for the form and an example",
         ) from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -177,6 +183,8 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[Any], limits: ServeLi
         ) from error
     except RecursionError as error:
         raise too_deep(limits) from error
+    check_depth(body, limits)
+    return decoded
 
 
 def check_kind(kind: InputKind, model: ServedModel) -> None:
@@ -259,7 +267,7 @@ def _tensor_inputs(
     columns = [_column(values, spec, model) for spec in model.inputs]
     try:
         tensors = tuple(
-            sample_tensor(column, spec, limits)
+            _sample_tensor(column, spec, limits)
             for column, spec in zip(columns, model.inputs, strict=True)
         )
     except _Ragged:
@@ -279,7 +287,7 @@ def _column(values: list[Any], spec: TensorSpec, model: ServedModel) -> list[Any
             given = sorted(value)[:20] if isinstance(value, dict) else type(value).__name__
             raise UsageError(
                 "request-invalid",
-                f"input {number} does not have the model's tensors: {given}.",
+                f"input {number} does not have the model's tensors: {str(given)[:_MOST_TEXT]}.",
                 fix=f"send an object with {', '.join(sorted(names))}",
             )
     return [value[spec.name] for value in values]
@@ -289,15 +297,12 @@ class _Ragged(UsageError):
     """The samples of a request differ in shape, or lists within one sample differ in length."""
 
 
-def sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> WireTensor:
+def _sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> WireTensor:
     """JSON samples as one tensor with the shape and dtype of the model.
 
     Dimensions of 1 may be missing: 28 x 28 numbers are taken for 1 x 28 x 28.
-
-    Raises:
-        UsageError: input-shape-wrong, input-type-wrong, input-not-finite, tensor-too-large
     """
-    shape, numbers = flattened(values, spec, limits)
+    shape, numbers = flattened(values, spec)
     given, wanted = shape[1:], spec.shape[1:]
     if not _fits(given, wanted):
         fixed = tuple(size for size in wanted if size is not None and size != 1)
@@ -311,15 +316,13 @@ def sample_tensor(values: list[Any], spec: TensorSpec, limits: ServeLimits) -> W
     return WireTensor(spec.name, spec.dtype, shape, number_bytes(numbers, spec, limits))
 
 
-def flattened(
-    values: list[Any], spec: TensorSpec, limits: ServeLimits
-) -> tuple[tuple[int, ...], list[Any]]:
+def flattened(values: list[Any], spec: TensorSpec) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of nested lists, and their elements in C order.
 
     numpy's own reading of nested lists would make texts as long as the longest of them.
 
     Raises:
-        UsageError: input-shape-wrong, json-too-deep
+        UsageError: input-shape-wrong
     """
     shape, level = [len(values)], values
     while level and type(level[0]) is list:
@@ -330,8 +333,6 @@ def flattened(
                 because="lists at the same depth differ in length, or are mixed with numbers",
                 fix=f"send samples of shape {shape_text(spec.shape[1:])}",
             )
-        if len(shape) > limits.json_depth:
-            raise too_deep(limits)
         shape.append(len(level[0]))
         level = list(chain.from_iterable(level))
     return tuple(shape), level
@@ -418,8 +419,9 @@ def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """(None, 28) -> "[any, 28]"."""
-    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
+    """(None, 28) -> "[any, 28]"; a client's shape may be very long."""
+    sizes = ["any" if size is None else str(size)[:20] for size in shape[:_MOST_SIZES]]
+    return f"[{', '.join([*sizes, '...'] if len(shape) > _MOST_SIZES else sizes)}]"
 
 
 def split_samples(
@@ -447,10 +449,10 @@ def _rows(tensor: WireTensor, start: int, count: int) -> WireTensor:
 
 
 def query_options(query: dict[str, str]) -> CallOptions:
-    """`top` and `timeout_s` from the query.
+    """`top` and `timeout_s` from the query, of which all is checked.
 
     Raises:
-        UsageError: request-invalid: an unknown name, or not a number
+        UsageError: request-invalid
     """
     known = {"top", "timeout_s", "stream"}
     for name in query:
@@ -460,6 +462,12 @@ def query_options(query: dict[str, str]) -> CallOptions:
                 f"`{name[:50]}` is no parameter of this route.",
                 fix=nearest(name[:50], known),
             )
+    if query.get("stream", "").lower() not in _STREAM_WORDS:
+        raise UsageError(
+            "request-invalid",
+            f"`stream={query['stream'][:50]}` is neither true nor false.",
+            fix="use `stream=true`, or leave it out",
+        )
     try:
         top = int(query.get("top", "1"))
         timeout_s = float(query["timeout_s"]) if "timeout_s" in query else None
@@ -470,7 +478,7 @@ def query_options(query: dict[str, str]) -> CallOptions:
             because=str(error)[:200],
             fix="use numbers for `top` and `timeout_s`",
         ) from error
-    return call_options(top, timeout_s)
+    return CallOptions(top=top, timeout_s=timeout_s)
 
 
 def one_request(requests: Sequence[InferRequest]) -> InferRequest:

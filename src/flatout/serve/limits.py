@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -16,12 +16,14 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a request.
 
     body_bytes: of a body, also after it was decompressed. body_s: until all of it has arrived.
+    held_bytes: of the bodies of all requests that are being answered.
     tensor_bytes: of one tensor. num_inputs: inputs or samples. json_depth: of nested lists and
     objects. image_pixels: of an image, by its header; file_bytes: of a compressed file's content.
     """
 
     body_bytes: int = 64 << 20
     body_s: float = 30.0
+    held_bytes: int = 1 << 30
     tensor_bytes: int = 256 << 20
     num_inputs: int = 10_000
     json_depth: int = 32
@@ -63,42 +65,30 @@ def check_num_inputs(count: int, limits: ServeLimits) -> None:
         )
 
 
-def check_depth(value: Any, limits: ServeLimits) -> None:
-    """Refuses a JSON value whose lists and objects are nested too deep.
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AS_LISTS = bytes.maketrans(b"{}", b"[]")
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_depth(body: bytes, limits: ServeLimits) -> None:
+    """Refuses valid JSON whose lists and objects are nested too deep.
 
     Raises:
         UsageError: json-too-deep
     """
-    level: list[Any] = [value]
-    for _ in range(limits.json_depth + 1):
-        level = [item for one in level for item in _members(one)]
-        if not level:
-            return
-    raise too_deep(limits)
+    # Its texts may contain brackets, too, but in most cases they are balanced or none.
+    if _is_deep(body, limits) and _is_deep(_TEXT.sub(b"", body), limits):
+        raise too_deep(limits)
 
 
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-
-def is_shallow(body: bytes, limits: ServeLimits) -> bool:
-    """Whether JSON is certainly not nested too deep, from its brackets alone.
-
-    False is no proof: texts may contain brackets too.
-    """
-    brackets = body.translate(None, _NOT_BRACKETS)
-    # Each pass removes the innermost level.
+def _is_deep(body: bytes, limits: ServeLimits) -> bool:
+    brackets = body.translate(_AS_LISTS, _NOT_BRACKETS)
     for _ in range(limits.json_depth):
-        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(outer) == len(brackets):
-            break
-        brackets = outer
-    return not brackets
-
-
-def _members(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        if not brackets:
+            return False
+        # The innermost level.
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def too_deep(limits: ServeLimits) -> UsageError:

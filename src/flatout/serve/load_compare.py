@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,8 @@ from flatout.system import atomic_files
 
 # A long test with many loads has 2 MiB.
 _MOST_BYTES = 64 * 2**20
+# Of a rate, and of a time.
+_UNITS: dict[bool, Literal["answers/s", "s"]] = {True: "answers/s", False: "s"}
 
 
 class _FileVersion(msgspec.Struct, frozen=True):
@@ -133,7 +136,8 @@ def _measured_changes(first: LoadStep, second: LoadStep) -> Iterator[LoadChange]
 
 
 def _rates(step: LoadStep) -> list[float]:
-    return [float(one.num_answered) for one in step.seconds if one.num_answered]
+    # A second without an answer is the slowest of all; its logarithm must exist.
+    return [float(one.num_answered or 0.5) for one in step.seconds]
 
 
 def _latencies(step: LoadStep, name: str) -> list[float]:
@@ -147,7 +151,7 @@ def _change(
     name: str, before: list[float], after: list[float], *, is_rate: bool
 ) -> tuple[LoadChange, float]:
     """Ratio of the medians of the seconds, above 1 is better; and its p-value."""
-    change = LoadChange(name=name, unit="answers/s" if is_rate else "s", first=0.0, second=0.0)
+    change = LoadChange(name=name, unit=_UNITS[is_rate], first=0.0, second=0.0)
     least = min(len(before), len(after))
     if least < statistics.LEAST_SAMPLES:
         why = f"{counted_text(least, 'second')}; at least {statistics.LEAST_SAMPLES} are needed"

@@ -10,6 +10,7 @@ parser that it uses, over a connection each.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -51,10 +52,11 @@ class _Connection:
     """A connection to the server, opened when it is needed."""
 
     def __init__(self, url: str, method: str, timeout_s: float) -> None:
+        from gevent import Timeout
         from geventhttpclient.response import HTTPSocketResponse
 
         parts = urlsplit(url)
-        self._read = HTTPSocketResponse
+        self._limit, self._read = Timeout, HTTPSocketResponse
         self._is_secure = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._address = (self._host, parts.port or (443 if self._is_secure else 80))
@@ -71,11 +73,13 @@ class _Connection:
         if elapsed_s() - self._used_s > _MOST_IDLE_S:
             self.close()
         try:
-            if self._socket is None:
-                self._socket = self._connected()
-            self._socket.sendall(request)
-            response = self._read(self._socket, method=self._method)
-            body = response.read()
+            # For all of it: a server that sends a byte now and then is as late as a silent one.
+            with self._limit(self._timeout_s, TimeoutError):
+                if self._socket is None:
+                    self._socket = self._connected()
+                self._socket.sendall(request)
+                response = self._read(self._socket, method=self._method)
+                body = response.read()
         except BaseException:
             self.close()
             raise
@@ -91,14 +95,21 @@ class _Connection:
             self._socket = None
 
     def _connected(self) -> Any:
-        from gevent import socket, ssl
+        from gevent import socket
 
-        connected = socket.create_connection(self._address, self._timeout_s)
+        connected = socket.create_connection(self._address)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._is_secure:
-            context = ssl.create_default_context()
-            connected = context.wrap_socket(connected, server_hostname=self._host)
+            connected = _tls_context().wrap_socket(connected, server_hostname=self._host)
         return connected
+
+
+@functools.cache
+def _tls_context() -> Any:
+    """One for all connections: it reads the certificates of the system."""
+    from gevent import ssl
+
+    return ssl.create_default_context()
 
 
 def _request_bytes(job: LoadJob, body: bytes) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.units import seconds_text
 from flatout.serve.answer_check import is_expected_body
-from flatout.system import atomic_files, http_call
+from flatout.system import atomic_files, http_call, serve_files
 from flatout.system.http_call import HttpReply
 
 _PATH = "/predict"
@@ -86,7 +86,8 @@ def find_target(request: LoadRequest) -> LoadTarget:
     """Finds out what to send, and sends it once.
 
     Raises:
-        UsageError: loadtest-bad-url, loadtest-bad-header, loadtest-bad-input, loadtest-no-input.
+        UsageError: loadtest-bad-url, loadtest-bad-header, loadtest-bad-input, loadtest-no-input,
+            bad-token.
         RunFailed: loadtest-no-server, loadtest-needs-token, loadtest-refused,
             loadtest-wrong-answer.
     """
@@ -146,7 +147,7 @@ def _headers(request: LoadRequest) -> dict[str, str]:
             )
         headers[name] = value
     if request.token is not None:
-        headers["Authorization"] = f"Bearer {request.token}"
+        headers["Authorization"] = f"Bearer {serve_files.secret_of(request.token, '--token')}"
     return headers
 
 

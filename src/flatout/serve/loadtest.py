@@ -104,7 +104,7 @@ class LoadTest:
         process = self._open.enter_context(
             JsonProcess(sys.executable, "flatout.serve.load_generator")
         )
-        level: float | None = self._request.first_level
+        level: float | None = request.first_level
         while level is not None:
             self._measured = _Measured(
                 self._job(level, folder), self._target, level, request.until_latency_s
@@ -127,14 +127,11 @@ class LoadTest:
     def result(self) -> LoadFile:
         """What was measured."""
         assert self._target is not None
-        best = None
+        best: int | None = 0 if self._steps else None
         if self._request.until_latency_s is not None:
-            level = load_search.best_level(_levels(self._steps))
-            best = next(
-                (place for place, one in enumerate(_levels(self._steps)) if one[0] == level), None
-            )
-        elif self._steps:
-            best = 0
+            levels = [level for level, _ in _levels(self._steps)]
+            highest = load_search.best_level(_levels(self._steps))
+            best = None if highest is None else levels.index(highest)
         file = LoadFile(
             flatout=__version__,
             at=self._at,
@@ -158,10 +155,10 @@ class LoadTest:
         return LoadSettings(
             url=target.url,
             method=target.method,
-            users=None if self._request.is_rate else int(self._request.first_level),
+            users=None if request.is_rate else int(request.first_level),
             rate_per_s=request.rate_per_s,
             until_latency_s=request.until_latency_s,
-            duration_s=self._request.measured_s,
+            duration_s=request.measured_s,
             warmup_s=request.warmup_s,
             timeout_s=request.timeout_s,
             num_inputs=len(target.bodies),
@@ -172,19 +169,20 @@ class LoadTest:
         )
 
     def _job(self, level: float, folder: str) -> LoadJob:
-        assert self._target is not None
+        request, target = self._request, self._target
+        assert target is not None
         connections = min(max(math.ceil(level), _LEAST_CONNECTIONS), _MOST_CONNECTIONS)
         return LoadJob(
-            url=self._target.url,
-            method=self._target.method,
-            headers=self._target.headers,
-            bodies=self._target.bodies,
-            expected=self._target.expected,
-            users=connections if self._request.is_rate else int(level),
-            rate_per_s=level if self._request.is_rate else None,
-            warmup_s=self._request.warmup_s,
-            duration_s=self._request.measured_s,
-            timeout_s=self._request.timeout_s,
+            url=target.url,
+            method=target.method,
+            headers=target.headers,
+            bodies=target.bodies,
+            expected=target.expected,
+            users=connections if request.is_rate else int(level),
+            rate_per_s=level if request.is_rate else None,
+            warmup_s=request.warmup_s,
+            duration_s=request.measured_s,
+            timeout_s=request.timeout_s,
             records=str(Path(folder) / "records"),
         )
 

@@ -18,7 +18,6 @@ from flatout.schema.serve_model import DATATYPES, ServedModel, TensorSpec
 from flatout.schema.serve_protocol import AnyInput, TensorInput, TextInput, WireTensor
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.inputs import (
-    call_options,
     check_finite,
     check_kind,
     check_shape,
@@ -84,6 +83,24 @@ class V2Response(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str | None = None
 
 
+class V2TensorMetadata(msgspec.Struct, frozen=True):
+    """An input or output of the model. A dimension of -1 varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class V2ModelMetadata(msgspec.Struct, frozen=True):
+    """The JSON of `GET /v2/models/{name}`."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[V2TensorMetadata, ...]
+    outputs: tuple[V2TensorMetadata, ...]
+
+
 class OutputWish(msgspec.Struct, frozen=True, kw_only=True):
     """How an output is returned. classes: 0 returns the tensor, else so many of the highest."""
 
@@ -92,12 +109,11 @@ class OutputWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class V2Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was checked. wishes: by name; empty returns all outputs as `default` says."""
+    """A request that was checked. wishes: the outputs to return, by name."""
 
     requests: tuple[InferRequest, ...]
     id: str | None
     wishes: dict[str, OutputWish]
-    default: OutputWish
 
 
 _request_decoder = msgspec.json.Decoder(V2Request)
@@ -118,11 +134,11 @@ def v2_call(body: bytes, header: str | None, model: ServedModel, limits: ServeLi
     request: V2Request = decode_json(body[:json_bytes], _request_decoder, limits)
     check_num_inputs(len(request.inputs), limits)
     _check_parameters(request.parameters)
-    blobs = _binary_parts(request.inputs, body[json_bytes:])
-    options = call_options(1, _timeout_s(request.parameters))
+    blobs = _binary_parts(request.inputs, body, json_bytes)
+    timeout_s = _timeout_s(request.parameters)
     is_bytes = _takes_bytes(model, request.inputs)
-    outputs = [BYTES_OUTPUT] if is_bytes else [spec.name for spec in model.outputs]
-    wishes, default = _wishes(request, model, outputs or [BYTES_OUTPUT])
+    is_raw = bool(model.outputs) and not is_bytes
+    wishes = _wishes(request, model, is_raw)
     if is_bytes:
         inputs: list[tuple[AnyInput, int]] = [
             (one, 1) for one in _bytes_inputs(request.inputs[0], blobs[0], model, limits)
@@ -131,17 +147,11 @@ def v2_call(body: bytes, header: str | None, model: ServedModel, limits: ServeLi
         inputs = _model_tensors(request.inputs, blobs, model, limits)
     return V2Call(
         requests=tuple(
-            InferRequest(
-                input=one,
-                num_samples=num_samples,
-                is_raw=bool(model.outputs) and not is_bytes,
-                deadline_s=options.timeout_s,
-            )
-            for one, num_samples in inputs
+            InferRequest(input=one, num_samples=count, is_raw=is_raw, deadline_s=timeout_s)
+            for one, count in inputs
         ),
         id=request.id,
         wishes=wishes,
-        default=default,
     )
 
 
@@ -189,10 +199,9 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
     return min(timeout_us, 10**15) / 1e6
 
 
-def _binary_parts(tensors: Sequence[V2Tensor], binary: bytes) -> list[bytes | None]:
-    """For each input its part of the binary data, or None where its data is in the JSON."""
+def _binary_parts(tensors: Sequence[V2Tensor], body: bytes, position: int) -> list[bytes | None]:
+    """For each input its part of the body, or None where its data is in the JSON before it."""
     parts: list[bytes | None] = []
-    position = 0
     for tensor in tensors:
         _check_parameters(tensor.parameters)
         size = tensor.parameters.get("binary_data_size")
@@ -203,12 +212,12 @@ def _binary_parts(tensors: Sequence[V2Tensor], binary: bytes) -> list[bytes | No
             raise _broken(f"`binary_data_size` of `{tensor.name[:100]}` is not a number of bytes")
         if tensor.data is not msgspec.UNSET:
             raise _broken(f"`{tensor.name[:100]}` has its data twice: in the JSON and after it")
-        if size > len(binary) - position:
+        if size > len(body) - position:
             raise _broken(f"the body ends before the data of `{tensor.name[:100]}`")
-        parts.append(binary[position : position + size])
+        parts.append(body[position : position + size])
         position += size
-    if position != len(binary):
-        raise _broken(f"the body has {len(binary) - position} bytes that belong to no input")
+    if position != len(body):
+        raise _broken(f"the body has {len(body) - position} bytes that belong to no input")
     return parts
 
 
@@ -258,8 +267,7 @@ def _wire_tensor(
     count = num_elements(tensor.shape, dtype.itemsize, limits)
     check_shape(tensor.shape, spec)
     if blob is None:
-        numbers = _json_data(tensor, spec, count, limits)
-        data = number_bytes(numbers, spec, limits)
+        data = number_bytes(_json_data(tensor, spec, count), spec, limits)
     else:
         if len(blob) != count * dtype.itemsize:
             raise _wrong_length(tensor, count * dtype.itemsize, len(blob), "bytes")
@@ -271,7 +279,7 @@ def _wire_tensor(
     return WireTensor(spec.name, spec.dtype, tuple(tensor.shape), data)
 
 
-def _json_data(tensor: V2Tensor, spec: TensorSpec, count: int, limits: ServeLimits) -> list[Any]:
+def _json_data(tensor: V2Tensor, spec: TensorSpec, count: int) -> list[Any]:
     """The elements of a tensor in the JSON: one list, or nested as its shape."""
     if tensor.data is msgspec.UNSET:
         raise UsageError(
@@ -279,7 +287,14 @@ def _json_data(tensor: V2Tensor, spec: TensorSpec, count: int, limits: ServeLimi
             f"`{tensor.name[:100]}` has no data.",
             fix="send `data`, or the parameter `binary_data_size` and the data after the JSON",
         )
-    _, numbers = flattened(tensor.data, spec, limits)
+    shape, numbers = flattened(tensor.data, spec)
+    if len(shape) > 1 and list(shape) != tensor.shape:
+        raise UsageError(
+            "input-shape-wrong",
+            f"the data of `{tensor.name[:100]}` is nested as {shape_text(shape)}.",
+            because=f"its shape is {shape_text(tensor.shape)}",
+            fix="nest it as its shape, or send one flat list",
+        )
     if len(numbers) != count:
         raise _wrong_length(tensor, count, len(numbers), "numbers")
     return numbers
@@ -315,7 +330,7 @@ def _bytes_inputs(
         items = _length_prefixed(blob)
     else:
         spec = TensorSpec(name=tensor.name, dtype="bytes", shape=(None,))
-        texts = _json_data(tensor, spec, count, limits)
+        texts = _json_data(tensor, spec, count)
         if set(map(type, texts)) != {str}:
             raise UsageError(
                 "input-type-wrong",
@@ -347,12 +362,11 @@ def _length_prefixed(blob: bytes) -> list[bytes]:
     return items
 
 
-def _wishes(
-    request: V2Request, model: ServedModel, names: Sequence[str]
-) -> tuple[dict[str, OutputWish], OutputWish]:
-    """How each output is returned, and those that are not named."""
+def _wishes(request: V2Request, model: ServedModel, is_raw: bool) -> dict[str, OutputWish]:
+    """The outputs that the client asks for, or all."""
+    names = [spec.name for spec in model.outputs] if is_raw else [BYTES_OUTPUT]
     is_binary = request.parameters.get("binary_data_output") is True
-    wishes = {}
+    wishes = {} if request.outputs else dict.fromkeys(names, OutputWish(is_binary=is_binary))
     for output in request.outputs:
         if output.name not in names:
             raise UsageError(
@@ -368,10 +382,17 @@ def _wishes(
                 "`classification` is not a number of classes.",
                 fix="use 1 or more",
             )
+        if classes and not is_raw:
+            raise UsageError(
+                "request-invalid",
+                f"`{output.name}` has no classes.",
+                because="it contains rows as JSON, which name the label already",
+                fix="leave out `classification`",
+            )
         wishes[output.name] = OutputWish(
             is_binary=output.parameters.get("binary_data", is_binary) is True, classes=classes
         )
-    return wishes, OutputWish(is_binary=is_binary)
+    return wishes
 
 
 def v2_response(call: V2Call, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
@@ -383,7 +404,7 @@ def v2_response(call: V2Call, answers: Sequence[Answer]) -> tuple[bytes, int | N
         tensors = (WireTensor(BYTES_OUTPUT, "bytes", (len(rows),), _prefixed(rows)),)
     outputs, blobs = [], []
     for tensor in tensors:
-        wish = call.wishes.get(tensor.name) if call.wishes else call.default
+        wish = call.wishes.get(tensor.name)
         if wish is None:
             continue
         shown = _classified(tensor, wish.classes, model.labels) if wish.classes else tensor
@@ -435,9 +456,9 @@ def _classified(tensor: WireTensor, count: int, labels: Sequence[str] | None) ->
     import numpy as np
 
     array = np.frombuffer(tensor.data, np.dtype(tensor.dtype).newbyteorder("<"))
-    rows = array.reshape(tensor.shape[0], math.prod(tensor.shape[1:]))
+    rows = array.astype(np.float64).reshape(tensor.shape[0], math.prod(tensor.shape[1:]))
     count = min(count, rows.shape[1])
-    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
     names = labels if labels is not None and len(labels) == rows.shape[1] else None
     texts = [
         f"{row[index]:f}:{index}{f':{names[index]}' if names else ''}".encode()
@@ -451,24 +472,21 @@ def _prefixed(items: Sequence[bytes]) -> bytes:
     return b"".join(part for item in items for part in (_LENGTH.pack(len(item)), item))
 
 
-def model_metadata(model: ServedModel) -> dict[str, Any]:
-    """`GET /v2/models/{name}`. A dimension of -1 varies."""
-    inputs = [_described(spec) for spec in model.inputs] if "tensors" in model.accepts else []
+def model_metadata(model: ServedModel) -> V2ModelMetadata:
+    """What clients ask before they send tensors."""
+    inputs = tuple(map(_described, model.inputs)) if "tensors" in model.accepts else ()
     if {"text", "file"} & set(model.accepts) and not inputs:
-        inputs = [{"name": BYTES_INPUT, "datatype": "BYTES", "shape": [-1]}]
-    outputs = [_described(spec) for spec in model.outputs]
-    return {
-        "name": model.name,
-        "versions": [model.version],
-        "platform": f"flatout_{model.format}",
-        "inputs": inputs,
-        "outputs": outputs or [{"name": BYTES_OUTPUT, "datatype": "BYTES", "shape": [-1]}],
-    }
+        inputs = (V2TensorMetadata(BYTES_INPUT, "BYTES", (-1,)),)
+    outputs = tuple(map(_described, model.outputs))
+    return V2ModelMetadata(
+        name=model.name,
+        versions=(model.version,),
+        platform=f"flatout_{model.format}",
+        inputs=inputs,
+        outputs=outputs or (V2TensorMetadata(BYTES_OUTPUT, "BYTES", (-1,)),),
+    )
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "datatype": DATATYPES.get(spec.dtype, spec.dtype),
-        "shape": [-1 if size is None else size for size in spec.shape],
-    }
+def _described(spec: TensorSpec) -> V2TensorMetadata:
+    shape = tuple(-1 if size is None else size for size in spec.shape)
+    return V2TensorMetadata(spec.name, DATATYPES.get(spec.dtype, spec.dtype), shape)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
 from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.serve.http_errors import ErrorBody, error_statuses
-from flatout.serve.inputs import MOST_TOP, takes_values
-from flatout.serve.open_inference import V2Request, V2Response, model_metadata
+from flatout.serve.inputs import MOST_TOP, PredictAnswer, takes_values
+from flatout.serve.open_inference import V2ModelMetadata, V2Request, V2Response, model_metadata
 
 Document = dict[str, Any]
 
@@ -42,46 +43,19 @@ def openapi_document(model: ServedModel | None, version: str, *, has_token: bool
 
 def _schemas() -> Document:
     _, components = msgspec.json.schema_components(
-        (ErrorBody, V2Request, V2Response), ref_template="#/components/schemas/{name}"
+        (ErrorBody, PredictAnswer, V2Request, V2Response, V2ModelMetadata),
+        ref_template="#/components/schemas/{name}",
     )
-    metadata = ["name", "versions", "platform", "inputs", "outputs"]
-    return {
-        **components,
-        "PredictAnswer": {
-            "title": "PredictAnswer",
-            "type": "object",
-            "description": "predictions: for each input a list of rows, one for each sample in it.",
-            "properties": {
-                "model": {"type": "string"},
-                "version": {"type": "string"},
-                "predictions": {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "object"}},
-                },
-            },
-            "required": ["model", "version", "predictions"],
-        },
-        "ModelMetadata": {
-            "title": "ModelMetadata",
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "versions": {"type": "array", "items": {"type": "string"}},
-                "platform": {"type": "string"},
-                "inputs": {"type": "array", "items": {"type": "object"}},
-                "outputs": {"type": "array", "items": {"type": "object"}},
-            },
-            "required": metadata,
-        },
-    }
+    return components
 
 
 def _paths(model: ServedModel | None) -> Document:
     ready = _get("Whether a replica is ready", {"200": _value("ready", True)}, (503,))
     live = _get("Whether the server runs", {"200": _value("live", True)}, ())
-    # Open, so that whoever restarts a container needs no token.
+    # Open, so that what restarts a container needs no token.
     live["security"] = []
-    metadata = {"200": _json("The model", "ModelMetadata")}
+    metadata = {"200": _json("The model", "V2ModelMetadata")}
+    text = {"description": "Text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     v2 = {
         "/v2": {"get": _get("The server", {"200": _value("name", "flatout")}, ())},
         "/v2/health/live": {"get": live},
@@ -100,7 +74,7 @@ def _paths(model: ServedModel | None) -> Document:
         "/predict": {"post": _predict(model)},
         "/health/live": {"get": live},
         "/health/ready": {"get": ready},
-        "/metrics": {"get": _get("Metrics for Prometheus", {"200": _text("text/plain")}, ())},
+        "/metrics": {"get": _get("Metrics for Prometheus", {"200": text}, ())},
         **v2,
     }
 
@@ -117,11 +91,6 @@ def _errors(statuses: tuple[int, ...]) -> Document:
 def _json(description: str, schema: str) -> Document:
     reference = {"$ref": f"#/components/schemas/{schema}"}
     return {"description": description, "content": {"application/json": {"schema": reference}}}
-
-
-def _text(content_type: str) -> Document:
-    schema = {"type": "string"}
-    return {"description": "Text", "content": {content_type: {"schema": schema}}}
 
 
 def _value(name: str, value: bool | str) -> Document:
@@ -189,28 +158,21 @@ def _input_schema(model: ServedModel | None) -> Document:
     if "tensors" in model.accepts and len(model.inputs) == 1:
         kinds.append(_sample_schema(model.inputs[0]))
     elif "tensors" in model.accepts and model.inputs:
-        properties = {spec.name: _sample_schema(spec) for spec in model.inputs}
-        kinds.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties),
-                "additionalProperties": False,
-            }
-        )
+        kinds.append(_object({spec.name: _sample_schema(spec) for spec in model.inputs}))
     if "text" in model.accepts:
         kinds.append({"type": "string"})
     if "file" in model.accepts:
-        base64 = {"type": "string", "contentEncoding": "base64"}
-        kinds.append(
-            {
-                "type": "object",
-                "properties": {"base64": base64},
-                "required": ["base64"],
-                "additionalProperties": False,
-            }
-        )
+        kinds.append(_object({"base64": {"type": "string", "contentEncoding": "base64"}}))
     return {"anyOf": kinds} if len(kinds) > 1 else kinds[0] if kinds else {}
+
+
+def _object(properties: Document) -> Document:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 # Numbers that a JSON schema says of a dtype: float16 ends at 65504.
@@ -255,13 +217,14 @@ def _infer(model: ServedModel | None) -> Document:
 def _v2_example(model: ServedModel) -> Document | None:
     """A request with zeros, if it is short."""
     inputs = []
-    for tensor in model_metadata(model)["inputs"]:
-        shape = [1, *(1 if size == -1 else size for size in tensor["shape"][1:])]
-        count = 1
-        for size in shape:
-            count *= size
+    for tensor in model_metadata(model).inputs:
+        shape = [1, *(1 if size == -1 else size for size in tensor.shape[1:])]
+        count = math.prod(shape)
         if count > 1024:
             return None
-        zero = {"BYTES": "a text", "BOOL": False}.get(tensor["datatype"], 0)
-        inputs.append({**tensor, "shape": shape, "data": [zero] * count})
+        zero = {"BYTES": "a text", "BOOL": False}.get(tensor.datatype, 0)
+        data = [zero] * count
+        inputs.append(
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}
+        )
     return {"inputs": inputs} if inputs else None

@@ -47,11 +47,9 @@ class Pending:
         self.is_suspect = False
         self.has_pieces = False
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.pieces: asyncio.Queue[str | None] | None = None
+        self.pieces: asyncio.Queue[str | None] | None = asyncio.Queue() if is_stream else None
         if is_stream:
-            pieces: asyncio.Queue[str | None] = asyncio.Queue()
-            self.pieces = pieces
-            self.future.add_done_callback(lambda _: pieces.put_nowait(None))
+            self.future.add_done_callback(self._end_pieces)
 
     def fail(self, error: Exception) -> None:
         """Ends it without an answer, unless its client has left."""
@@ -62,6 +60,10 @@ class Pending:
         """Ends it with an answer, unless its client has left."""
         if not self.future.done():
             self.future.set_result(answer)
+
+    def _end_pieces(self, ended: asyncio.Future[Answer]) -> None:
+        assert self.pieces is not None
+        self.pieces.put_nowait(None)
 
 
 class RequestQueue:
@@ -112,8 +114,8 @@ class RequestQueue:
 class SentBatch:
     """Requests that a replica computes together.
 
-    unanswered: by number. results: what came for the others. began_s: when the replica had nothing
-    else before it; None: not yet.
+    A streamed request is always alone. unanswered: by number. results: what came for the others.
+    began_s: when the replica had nothing else before it; None: not yet.
     """
 
     def __init__(self, items: list[Pending]) -> None:
@@ -121,5 +123,5 @@ class SentBatch:
         self.unanswered = {pending.item.id: pending for pending in items}
         self.results: list[tuple[Pending, Answered | ItemRefused]] = []
         self.num_samples = sum(pending.num_samples for pending in items)
-        self.is_stream = any(pending.item.is_stream for pending in items)
+        self.is_stream = items[0].item.is_stream
         self.began_s: float | None = None

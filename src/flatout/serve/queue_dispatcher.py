@@ -25,8 +25,6 @@ from flatout.serve.serve_errors import (
 from flatout.system.clock import elapsed_s
 
 _MOST_RECENT = 4096
-# No client comes back sooner.
-_SHORTEST_RETRY_S = 1.0
 
 
 class DispatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +209,7 @@ class QueueDispatcher:
             recent_s=self.recent_s,
             report=self._report,
         )
-        self._num_replicas += len(plan.starts)
+        self._num_replicas += plan.num_cores or len(plan.starts)
         self._warming = pool
         try:
             await pool.start()
@@ -249,10 +247,7 @@ class QueueDispatcher:
         if len(pool.queue) >= self._limits.max_queue:
             self._totals.num_busy += 1
             waiting = counted_text(len(pool.queue), "request")
-            raise ServerBusy(
-                f"{waiting} wait already, which is the limit",
-                max(_SHORTEST_RETRY_S, wait_s or 0.0),
-            )
+            raise ServerBusy(f"its queue is full, with {waiting}", wait_s)
         own_s = pool.times.expected_s(request.num_samples) if pool.times is not None else None
         late_s = late_by_s(wait_s, own_s, limit_s)
         if late_s is not None:
@@ -260,5 +255,5 @@ class QueueDispatcher:
             raise ServerBusy(
                 f"it would be answered in about {seconds_text(limit_s + late_s)}, and may take "
                 f"{seconds_text(limit_s)}",
-                max(_SHORTEST_RETRY_S, late_s),
+                late_s,
             )

@@ -12,7 +12,13 @@ import msgspec
 
 from flatout.errors import RunFailed
 from flatout.schema.finding import Finding, finding_from
-from flatout.schema.serve_control import ReplicaLost, ReplicaRestored, ReplicaWarming, ServeEvent
+from flatout.schema.serve_control import (
+    ReplicaLost,
+    ReplicaPrinted,
+    ReplicaRestored,
+    ReplicaWarming,
+    ServeEvent,
+)
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import (
     Answered,
@@ -69,8 +75,9 @@ class ReplicaOwner(Protocol):
 class Replica:
     """One place for a replica: a process, started again each time that it dies.
 
-    first: its model, once it was ready for the first time. batches: the first one is computed, the
-    next one waits. streams: generated side by side, by the number of their request.
+    start: the first message to its process. first: its model, once it was ready for the first time.
+    batches: the first one is computed, the next one waits. streams: generated side by side, by the
+    number of their request.
     """
 
     def __init__(
@@ -78,13 +85,13 @@ class Replica:
         owner: ReplicaOwner,
     ) -> None:  # fmt: skip
         self.index = index
+        self.start = start
         self.batches: deque[SentBatch] = deque()
         self.streams: dict[int, SentBatch] = {}
         self.first: asyncio.Future[ReplicaReady] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         self._name = name
         self._command = command
-        self._start = start
         self._owner = owner
         self._phase: ReplicaPhase = "starting"
         self._process: ReplicaProcess | None = None
@@ -101,7 +108,8 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         """Whether it can be sent a batch."""
-        return self._phase == "ready" and self._killed_because is None
+        is_alive = self._process is not None and self._killed_because is None
+        return is_alive and self._phase == "ready"
 
     @property
     def num_samples(self) -> int:
@@ -159,7 +167,7 @@ class Replica:
     async def end(self) -> None:
         """Ends it in good order; it has nothing more to compute."""
         self._is_ending = True
-        if self._process is not None:
+        if self._process is not None and self._phase == "ready":
             self._process.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE_S):
@@ -186,8 +194,7 @@ class Replica:
                 )
                 return
             num_failures = 0 if self._has_worked else num_failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (num_failures - 1))
-            pause_s = pause_s if num_failures else 0.0
+            pause_s = restart_pause_s(num_failures)
             self.num_restarts += 1
             self._phase = "waiting"
             retried, failed = self._give_back(finding.because or finding.problem)
@@ -206,7 +213,7 @@ class Replica:
         self._has_worked = False
         self._printed = ""
         try:
-            process = await start_process(self._command, self._take)
+            process = await start_process(self._command, self._take, self._pass_on)
         except OSError as error:
             died = RunFailed(
                 "replica-died",
@@ -217,7 +224,7 @@ class Replica:
             return finding_from(died), 1
         self._process = process
         try:
-            process.send(self._start)
+            process.send(self.start)
             code = await process.wait()
         except asyncio.CancelledError:
             process.kill()
@@ -244,16 +251,16 @@ class Replica:
     def _take(self, message: FromReplica) -> None:
         self._last_sign_s = elapsed_s()
         if isinstance(message, Answered | ItemRefused):
-            # Until the end of its batch is reported, with how long it took.
-            for batch in self.sent():
-                if (pending := batch.unanswered.pop(message.id, None)) is not None:
-                    batch.results.append((pending, message))
-                    break
+            batch = self.streams.get(message.id) or (self.batches[0] if self.batches else None)
+            pending = batch.unanswered.pop(message.id, None) if batch is not None else None
+            if batch is not None and pending is not None:
+                # Until the end of its batch is reported, with how long it took.
+                batch.results.append((pending, message))
         elif isinstance(message, BatchDone):
             self._end_batch(message)
         elif isinstance(message, Piece):
-            stream = self.streams.get(message.id)
-            pending = stream.unanswered.get(message.id) if stream is not None else None
+            batch = self.streams.get(message.id)
+            pending = batch.unanswered.get(message.id) if batch is not None else None
             if pending is not None and pending.pieces is not None:
                 pending.has_pieces = True
                 pending.pieces.put_nowait(message.text)
@@ -262,9 +269,19 @@ class Replica:
                 ReplicaWarming(name=self._name, replica=self.index, what=message.what)
             )
         elif isinstance(message, ReplicaReady):
-            self._become_ready(message)
+            self._model, self._phase = message.model, "ready"
+            if not self.first.done():
+                self.first.set_result(message)
+            elif self._process is not None:
+                self._owner.report(ReplicaRestored(replica=self.index, pid=self._process.pid))
+            self._owner.replica_freed()
         else:
             self._failed = message
+
+    def _pass_on(self, text: str) -> None:
+        # Until it is ready, its output matters only if it dies, and is reported then.
+        if self._phase == "ready" and not self._is_ending:
+            self._owner.report(ReplicaPrinted(replica=self.index, text=text))
 
     def _end_batch(self, done: BatchDone) -> None:
         batch = self.streams.pop(done.first, None) if done.first is not None else None
@@ -280,14 +297,13 @@ class Replica:
         self._owner.replica_freed()
         self._owner.batch_ended(batch, done)
 
-    def _become_ready(self, ready: ReplicaReady) -> None:
-        self._model = ready.model
-        self._phase = "ready"
-        if not self.first.done():
-            self.first.set_result(ready)
-        elif self._process is not None:
-            self._owner.report(ReplicaRestored(replica=self.index, pid=self._process.pid))
-        self._owner.replica_freed()
+
+def restart_pause_s(num_failures: int) -> float:
+    """How long a replica is not started after as many failures, one after another."""
+    if num_failures == 0:
+        return 0.0
+    # Not 2 to the power of any number: after a night of failures it would be no float.
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, 10))
 
 
 def _died(because: str, code: int, printed: str) -> Finding:
@@ -298,7 +314,6 @@ def _died(because: str, code: int, printed: str) -> Finding:
         "replica-died",
         "a replica exited unexpectedly.",
         because=because,
-        fix="serve with fewer --replicas or a smaller --batch if memory ran out; else see what it "
-        "printed",
+        fix="serve with fewer --replicas or a smaller --batch if memory ran out",
     )
     return msgspec.structs.replace(finding_from(died), evidence=tuple(last))

@@ -27,15 +27,19 @@ EXPORTED = (".onnx", ".pt2")
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was found, and what starts a replica of it.
 
-    start: the first message to a replica, without its device. device: that the model was trained
-    on, `cpu` for a file. num_gpus: that a replica can use.
+    place: where replicas compute, as it is shown: an interpreter, or a cluster. command: starts
+    one. start: the first message to it, without its device. device: that the model was trained
+    on, `cpu` for a file. num_gpus: that a replica can use. has_own_cores: replicas do not share the
+    CPU cores of this machine.
     """
 
     name: str
-    python: str
+    place: str
+    command: tuple[str, ...]
     start: ReplicaStart
-    device: str
-    num_gpus: int
+    device: str = "cpu"
+    num_gpus: int = 0
+    has_own_cores: bool = False
     findings: tuple[Finding, ...] = ()
 
 
@@ -67,7 +71,8 @@ def _run(request: ModelRequest) -> ModelSource:
     torch_needed.require_torch(machine, version)
     return ModelSource(
         name=folder.path.name,
-        python=python,
+        place=python,
+        command=replica_command(python),
         start=ReplicaStart(
             model=job.folder,
             experiment=job.experiment,
@@ -95,9 +100,9 @@ def _exported(request: ModelRequest) -> ModelSource:
     because = "an exported file has its experiment's parameters in it"
     return ModelSource(
         name=path.name,
-        python=python,
+        place=python,
+        command=replica_command(python),
         start=ReplicaStart(model=str(path), fixed=request.fixed),
-        device="cpu",
         num_gpus=num_gpus_for(machine, process_env.visible_gpus()),
         findings=tuple(
             option_without_effect(option, because, "leave it out")
@@ -109,34 +114,55 @@ def _exported(request: ModelRequest) -> ModelSource:
 
 def template_of(source: ModelSource) -> ReplicaPlan:
     """The model for a running server, which knows how many replicas it has, and where."""
-    return ReplicaPlan(
-        name=source.name, command=replica_command(source.python), starts=(source.start,)
-    )  # fmt: skip
+    return ReplicaPlan(name=source.name, command=source.command, starts=(source.start,))
 
 
 def plan_replicas(source: ModelSource, request: ServeRequest) -> ReplicaPlan:
     """The replicas of a new server."""
-    devices = _devices(source, request.num_replicas)
-    num_threads = None
+    num_threads = num_cores = None
+    if source.has_own_cores:
+        devices: list[str | None] | None = [None] * (request.num_replicas or 1)
+    else:
+        devices = _devices(source, request.num_replicas)
     if devices is None:
         # A core is left for the server.
         cores = max(1, num_usable_cores() - 1)
-        num_replicas = request.num_replicas or cores
+        fixed = source.start.fixed.get("num_threads")
+        num_replicas = request.num_replicas or max(1, cores // (fixed or 1))
+        is_run = not is_exported(source.start.model)
+        if is_run and cores > 1 and request.num_replicas is None and fixed is None:
+            # A large model is better served by few replicas with several threads.
+            num_replicas, num_cores = 1, cores
         devices = [None] * num_replicas
-        if "num_threads" not in source.start.fixed:
-            num_threads = max(1, cores // num_replicas)
+        num_threads = max(1, cores // num_replicas) if fixed is None else None
     start = msgspec.structs.replace(
         source.start,
         max_samples=request.max_samples,
         latency_s=request.latency_s,
         num_threads=num_threads,
+        spares_threads=num_cores is not None,
     )
     return ReplicaPlan(
         name=source.name,
-        command=replica_command(source.python),
+        command=source.command,
         starts=tuple(_on(start, name) for name in devices),
         latency_s=request.latency_s if request.max_samples is None else None,
+        num_cores=num_cores,
     )
+
+
+def shared_out(plan: ReplicaPlan, num_threads: int, num_more: int) -> ReplicaPlan:
+    """As many replicas as there are cores and memory for.
+
+    Args:
+        plan: with `num_cores`, and one start.
+        num_threads: that its replica needs.
+        num_more: how many more of it fit into memory.
+    """
+    assert plan.num_cores is not None
+    start = msgspec.structs.replace(plan.starts[0], num_threads=num_threads, spares_threads=False)
+    count = max(1, min(plan.num_cores // num_threads, 1 + num_more))
+    return msgspec.structs.replace(plan, starts=(start,) * count, num_cores=None)
 
 
 def plan_like(new: ReplicaPlan, old: ReplicaPlan) -> ReplicaPlan:
@@ -149,7 +175,7 @@ def plan_like(new: ReplicaPlan, old: ReplicaPlan) -> ReplicaPlan:
     template = new.starts[0]
     starts = []
     for start in old.starts:
-        kept = {name: start.fixed[name] for name in ("device",) if name in start.fixed}
+        kept = {name: value for name, value in start.fixed.items() if name == "device"}
         starts.append(
             msgspec.structs.replace(
                 template,

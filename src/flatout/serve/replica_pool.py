@@ -12,12 +12,13 @@ from collections.abc import Callable
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import ReplicaPlan, ServeEvent
 from flatout.schema.serve_model import ServedModel
-from flatout.schema.serve_protocol import Answered, BatchDone
+from flatout.schema.serve_protocol import Answered, BatchDone, ReplicaReady
 from flatout.schema.units import seconds_text
 from flatout.serve.batching import BatchTimes, second_due_in_s, wait_s
 from flatout.serve.dispatcher import Answer, DispatchTotals
 from flatout.serve.pending import Pending, RequestQueue, SentBatch
 from flatout.serve.replica import MOST_BATCHES, MOST_STREAMS, Replica
+from flatout.serve.replica_plan import shared_out
 from flatout.serve.serve_errors import (
     InputNotAccepted,
     ModelFailed,
@@ -25,6 +26,7 @@ from flatout.serve.serve_errors import (
     ServerBusy,
 )
 from flatout.system.clock import elapsed_s
+from flatout.system.replica_process import num_copies_that_fit
 
 # So often deadlines are looked at: a client notices no smaller delay of a refusal.
 _EVERY_S = 0.05
@@ -66,10 +68,8 @@ class ReplicaPool:
         self._timer: asyncio.TimerHandle | None = None
         # Something has left it.
         self._has_changed = asyncio.Event()
-        self.replicas = [
-            Replica(first_index + number, plan.name, plan.command, start, self)
-            for number, start in enumerate(plan.starts)
-        ]
+        self._first_index = first_index
+        self.replicas: list[Replica] = []
         self._watch = asyncio.get_running_loop().create_task(self._watch_deadlines())
 
     @property
@@ -80,8 +80,7 @@ class ReplicaPool:
     @property
     def num_open(self) -> int:
         """Requests that are not answered."""
-        sent = (batch for replica in self.replicas for batch in replica.sent())
-        return len(self.queue) + sum(len(batch.unanswered) for batch in sent)
+        return len(self.queue) + len(_open_in(_sent_by(self.replicas)))
 
     def wait_s(self) -> float | None:
         """How long a request that comes now is estimated to wait; None: not known."""
@@ -89,13 +88,19 @@ class ReplicaPool:
         return wait_s(ahead, self.num_ready, self.times)
 
     async def start(self) -> None:
-        """Waits until all replicas are warm.
+        """Starts all replicas, and waits until they are warm.
 
         Raises:
             ReplicaNotStarted: the others have been ended.
         """
         try:
-            ready = await asyncio.gather(*(replica.first for replica in self.replicas))
+            ready = await self._started()
+            if self.plan.num_cores is not None:
+                first = self.replicas[0]
+                num_more = num_copies_that_fit(first.status().pid)
+                self.plan = shared_out(self.plan, ready[0].model.num_threads or 1, num_more)
+                first.start = self.plan.starts[0]
+                ready = await self._started()
         except BaseException:
             await self.kill()
             raise
@@ -105,6 +110,14 @@ class ReplicaPool:
         self.times = BatchTimes(self.model, self.plan.latency_s)
         self.replica_freed()
 
+    async def _started(self) -> list[ReplicaReady]:
+        """What the replicas of the plan report; those that do not run yet are started."""
+        plan = self.plan
+        for number, start in list(enumerate(plan.starts))[len(self.replicas) :]:
+            index = self._first_index + number
+            self.replicas.append(Replica(index, plan.name, plan.command, start, self))
+        return await asyncio.gather(*(replica.first for replica in self.replicas))
+
     def add(self, pending: Pending) -> None:
         """Takes a request into the queue, and sends it at once if a replica is idle."""
         self.queue.append(pending)
@@ -112,6 +125,9 @@ class ReplicaPool:
 
     def abandon(self, pending: Pending) -> None:
         """Forgets a request whose client has left; one that is being computed is only ignored."""
+        if not pending.future.cancelled():
+            # It was answered in the same moment, and is counted.
+            return
         self._totals.num_cancelled += 1
         if pending in self.queue:
             self.queue.remove([pending])
@@ -122,7 +138,7 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """Answers what is in it, then ends the replicas."""
-        while self.queue or any(replica.sent() for replica in self.replicas):
+        while self.queue or _sent_by(self.replicas):
             self._has_changed.clear()
             await self._has_changed.wait()
         self._watch.cancel()
@@ -135,11 +151,7 @@ class ReplicaPool:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests without an answer."""
-        for replica in self.replicas:
-            for batch in replica.sent():
-                for pending in batch.unanswered.values():
-                    pending.fail(error)
-        for pending in self.queue:
+        for pending in (*_open_in(_sent_by(self.replicas)), *self.queue):
             pending.fail(error)
 
     # What replicas call.
@@ -186,9 +198,9 @@ class ReplicaPool:
                 self._totals.num_failed += 1
                 pending.fail(ModelFailed(message.finding))
         if done is not None:
-            skipped = "the process of the model has left it out"
-            for pending in batch.unanswered.values():
-                self._totals.num_failed += _kill_request(pending, skipped)
+            for pending in _open_in([batch]):
+                self._totals.num_failed += 1
+                pending.fail(RequestKilledModel("the process of the model has left it out"))
         self._has_changed.set()
 
     def replica_lost(
@@ -202,7 +214,8 @@ class ReplicaPool:
         num_failed = 0
         for pending in _open_in(computing):
             if pending.is_suspect or pending.has_pieces:
-                num_failed += _kill_request(pending, because)
+                num_failed += 1
+                pending.fail(RequestKilledModel(because))
             else:
                 pending.is_alone = pending.is_suspect = True
                 again.append(pending)
@@ -251,18 +264,27 @@ class ReplicaPool:
             late = [pending for pending in self.queue if pending.deadline_s <= now_s]
             self.queue.remove(late)
             for replica in self.replicas:
-                for batch in replica.sent():
-                    # A stream that has begun is not cut off.
-                    late += [
-                        pending for pending in batch.unanswered.values()
-                        if pending.deadline_s <= now_s and not pending.has_pieces
-                    ]  # fmt: skip
+                # A stream that has pieces is not cut off.
+                computed_late = [
+                    pending for pending in _open_in(replica.sent())
+                    if pending.deadline_s <= now_s and not pending.has_pieces
+                ]  # fmt: skip
+                for pending in computed_late:
+                    replica.cancel(pending.item.id)
+                late += computed_late
                 replica.kill_if_hung(now_s, self._hang_s)
             for pending in late:
-                self._totals.num_expired += _expire(pending, now_s, self.wait_s())
+                waited = seconds_text(now_s - pending.accepted_s)
+                self._totals.num_expired += 1
+                pending.fail(ServerBusy(f"no answer within {waited}", self.wait_s()))
             if late:
                 self._has_changed.set()
             self.replica_freed()
+
+
+def _sent_by(replicas: list[Replica]) -> list[SentBatch]:
+    """Everything that replicas have not finished."""
+    return [batch for replica in replicas for batch in replica.sent()]
 
 
 def _load(replica: Replica) -> tuple[int, int, int]:
@@ -277,18 +299,3 @@ def _open_in(batches: list[SentBatch]) -> list[Pending]:
         for pending in batch.unanswered.values()
         if not pending.future.done()
     ]
-
-
-def _kill_request(pending: Pending, because: str) -> bool:
-    """Ends a request that cannot be computed; False: its client has left."""
-    is_open = not pending.future.done()
-    pending.fail(RequestKilledModel(because))
-    return is_open
-
-
-def _expire(pending: Pending, now_s: float, wait_s: float | None) -> bool:
-    """Ends a request whose time is over; False: it was over before, or its client has left."""
-    is_open = not pending.future.done()
-    waited = seconds_text(now_s - pending.accepted_s)
-    pending.fail(ServerBusy(f"no answer within {waited}", max(1.0, wait_s or 0.0)))
-    return is_open

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import sys
 
@@ -97,8 +96,7 @@ class RunningServer:
             self._listener,
         )
         serving = asyncio.ensure_future(http.run_until_stopped())
-        name, pid = self._plan.name, os.getpid()
-        serve_files.write_control(await self._control.open(name, self._port, pid))
+        serve_files.write_control(await self._control.open(self._plan.name, self._port))
         try:
             self._report(self._ready(elapsed_s() - began_s))
             await self._until_done(serving)
@@ -145,37 +143,19 @@ class RunningServer:
         self._control.pass_on(event)
 
     def _ready(self, startup_s: float) -> ServeReady:
-        request, host = self._request, self._request.host
-        if host in ("0.0.0.0", "::"):
-            # What a browser on this computer can open.
-            host = "127.0.0.1"
-        url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        request, dispatcher = self._request, self._dispatcher
         return ServeReady(
-            url=url,
-            model=self._dispatcher.model,
-            num_replicas=len(self._plan.starts),
-            batch_samples=self._dispatcher.batch_samples,
+            url=url_of(request.host, self._port),
+            model=dispatcher.model,
+            num_replicas=len(dispatcher.plan.starts),
+            batch_samples=dispatcher.batch_samples,
             max_queue=request.max_queue,
             timeout_s=request.timeout_s,
             needs_token=request.token is not None,
             startup_s=startup_s,
-            example=self._example(url, self._dispatcher.model),
-            findings=self._dispatcher.findings,
+            example=example_request(dispatcher.model, request, self._port),
+            findings=dispatcher.findings,
         )
-
-    def _example(self, url: str, model: ServedModel) -> str | None:
-        """A command that gets an answer."""
-        words = ["curl", f"{url}/predict"]
-        if self._request.token is not None:
-            words += ["-H", "authorization: Bearer TOKEN"]
-        if model.example is not None:
-            body = {"input": model.example}
-            text = msgspec.json.encode(body).decode()
-            # PowerShell takes the quotes out of a text.
-            if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
-                text = f"@{serve_files.write_example(self._port, body)}"
-            return typed_here([*words, "-H", "content-type: application/json", "-d", text])
-        return typed_here([*words, "-F", "file=@FILE"]) if "file" in model.accepts else None
 
     def _tick(self) -> None:
         now_s = elapsed_s()
@@ -200,3 +180,24 @@ class RunningServer:
             )
         )
         self._last_tick_s, self._last_counts = now_s, counts
+
+
+def url_of(host: str, port: int) -> str:
+    """The address of a server, for a client on this computer."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def example_request(model: ServedModel, request: ServeRequest, port: int) -> str | None:
+    """A command that gets an answer; None where the model has no example."""
+    words = ["curl", f"{url_of(request.host, port)}/predict"]
+    if request.token is not None:
+        words += ["-H", "authorization: Bearer TOKEN"]
+    if model.example is not None:
+        body = {"input": model.example}
+        text = msgspec.json.encode(body).decode()
+        # PowerShell takes the quotes out of a text.
+        if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
+            text = f"@{serve_files.write_example(port, body)}"
+        return typed_here([*words, "-H", "content-type: application/json", "-d", text])
+    return typed_here([*words, "-F", "file=@FILE"]) if "file" in model.accepts else None

@@ -17,11 +17,20 @@ from flatout.errors import RunFailed, UsageError
 from flatout.schema.finding import Finding
 from flatout.schema.units import seconds_text
 
+# No client comes back sooner.
+_SHORTEST_RETRY_S = 1.0
+
 
 class ServerBusy(RunFailed):
-    """It cannot be answered in time. retry_after_s: when to come back."""
+    """It cannot be answered in time.
 
-    def __init__(self, because: str, retry_after_s: float) -> None:
+    Args:
+        because: why not.
+        wait_s: how long until it could be; None: not known.
+    """
+
+    def __init__(self, because: str, wait_s: float | None) -> None:
+        retry_after_s = max(_SHORTEST_RETRY_S, wait_s or 0.0)
         super().__init__(
             "server-busy",
             "the server is too busy for this request.",

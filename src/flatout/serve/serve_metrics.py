@@ -48,7 +48,7 @@ class ServeMetrics:
         )
         self._durations = Histogram(
             "flatout_serve_request_duration_seconds",
-            "From the request's first byte to the response.",
+            "From the request's headers to the end of the response.",
             ("route",),
             buckets=_DURATIONS_S,
             registry=self._registry,

@@ -15,9 +15,52 @@ import msgspec
 from flatout.schema.serve_protocol import MOST_MESSAGE_BYTES
 from flatout.system.json_process import exit_with_children, protected_stdio
 
-LENGTH_BYTES = 4
+_LENGTH_BYTES = 4
 # To finish what was accepted once the parent has closed the pipe, or is gone.
 _GRACE_S = 30.0
+
+
+def frame(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
+    """A message behind its length."""
+    buffer = bytearray(_LENGTH_BYTES)
+    encoder.encode_into(message, buffer, _LENGTH_BYTES)
+    buffer[:_LENGTH_BYTES] = (len(buffer) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+    return buffer
+
+
+class FrameBuffer:
+    """Cuts bytes that arrive in any pieces into messages.
+
+    Args:
+        kind: of the messages.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._unread = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Takes what has arrived."""
+        self._unread += data
+
+    def next(self) -> Any:
+        """The next message; None: not all of it has arrived.
+
+        Raises:
+            msgspec.DecodeError: it is not of that kind.
+        """
+        if len(self._unread) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._unread[:_LENGTH_BYTES], "big")
+        if length > MOST_MESSAGE_BYTES:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
+        end = _LENGTH_BYTES + length
+        if len(self._unread) < end:
+            return None
+        with memoryview(self._unread) as view:
+            message = self._decoder.decode(view[_LENGTH_BYTES:end])
+        del self._unread[:end]
+        return message
 
 
 class FrameStdio:
@@ -54,9 +97,7 @@ class FrameStdio:
 
     def write(self, message: msgspec.Struct, *, is_flushed: bool = True) -> None:
         """Sends a message; without is_flushed, together with the next one."""
-        body = self._encoder.encode(message)
-        self._answers.write(len(body).to_bytes(LENGTH_BYTES, "big"))
-        self._answers.write(body)
+        self._answers.write(frame(self._encoder, message))
         if is_flushed:
             self.flush()
 
@@ -68,17 +109,17 @@ class FrameStdio:
         return None if body is None else self._decoder.decode(body)
 
     def _read_all(self) -> None:
-        while (body := read_frame(self._requests)) is not None:
+        while (body := _read_frame(self._requests)) is not None:
             self._waiting.put(body)
         self._waiting.put(None)
         time.sleep(_GRACE_S)
         exit_with_children()
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def _read_frame(stream: BinaryIO) -> bytes | None:
     """The body of the next message; None at the end of the stream, or where it is broken."""
-    length = int.from_bytes(head := stream.read(LENGTH_BYTES), "big")
-    if len(head) < LENGTH_BYTES or length > MOST_MESSAGE_BYTES:
+    length = int.from_bytes(head := stream.read(_LENGTH_BYTES), "big")
+    if len(head) < _LENGTH_BYTES or length > MOST_MESSAGE_BYTES:
         return None
     body = stream.read(length)
     return body if len(body) == length else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flatout.errors import UsageError
+from flatout.system.server_socket import not_opened
 
 T = TypeVar("T")
 
@@ -49,7 +49,8 @@ def started(host: str, port: int, start: Callable[[str, int], T]) -> T:
         return start(host, port)
     except (OSError, UnicodeError) as error:
         # The latter of a host that cannot be a name, such as one with two dots.
-        raise _not_started(host, port, error) from error
+        place = "" if host == LOOPBACK else f"[{host}]" if ":" in host else host
+        raise not_opened(host, port, error, lambda one: f"--prometheus {place}:{one}") from error
 
 
 def _check_free(host: str, port: int) -> None:
@@ -57,31 +58,3 @@ def _check_free(host: str, port: int) -> None:
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", 0), 1)
         probe.bind(address)
-
-
-def _not_started(host: str, port: int, error: OSError | UnicodeError) -> UsageError:
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    number = error.errno if isinstance(error, OSError) else None
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    if number == errno.EADDRINUSE:
-        return UsageError(
-            "port-in-use",
-            f"port {port} is already in use on {host}.",
-            because="another monitor or exporter, such as dcgm-exporter, listens there",
-            fix=f"choose another port: --prometheus {'' if host == LOOPBACK else host}:{port + 1}"
-            if port < 65535
-            else "choose another port",
-        )
-    if number in (errno.EACCES, errno.EPERM):
-        return UsageError(
-            "port-in-use",
-            f"port {port} on {host} may not be used.",
-            because=reason,
-            fix="choose a port above 1023: --prometheus :9400",
-        )
-    return UsageError(
-        "bad-address",
-        f"{place} is not an address of this computer.",
-        because=reason,
-        fix="leave the host out, or use 0.0.0.0 for all addresses of this computer",
-    )

@@ -16,21 +16,37 @@ from typing import Any, cast
 
 import msgspec
 
-from flatout.schema.serve_protocol import MOST_MESSAGE_BYTES, FromReplica, ToReplica
+from flatout.schema.serve_protocol import FromReplica, ToReplica
 from flatout.system.kill_tree import kill_tree
+from flatout.system.message_frames import FrameBuffer, frame
 from flatout.system.process_env import creation_flags, worker_environment
 
 # How much of its stderr is kept: the end of it.
 _PRINTED_BYTES = 100_000
 # What it wrote last is read after it has ended, unless a child of it keeps the pipes open.
 _LAST_WORDS_S = 2.0
-_LENGTH_BYTES = 4
+# Of the free memory, for further replicas: batches need some, too.
+_MEMORY_SHARE = 0.7
 
 
-def replica_command(python: str) -> tuple[str, ...]:
-    """The command of a replica in that interpreter's environment."""
+def replica_command(*python: str) -> tuple[str, ...]:
+    """The command of a replica. python: its interpreter, or the words that lead to it."""
     # -P: a file `queue.py` in the current folder must not be taken for Python's own.
-    return (python, "-P", "-X", "faulthandler", "-m", "flatout.engine.serve.worker")
+    return (*python, "-P", "-X", "faulthandler", "-m", "flatout.engine.serve.worker")
+
+
+def num_copies_that_fit(pid: int | None) -> int:
+    """How many more processes of the size of this one fit into memory; 0 if it has ended."""
+    # Only here: it takes 20 ms to import.
+    import psutil
+
+    from flatout.system.free_memory import free_memory_bytes
+
+    try:
+        used_bytes = psutil.Process(pid).memory_info().rss if pid is not None else 0
+    except psutil.Error:
+        return 0
+    return int(free_memory_bytes() * _MEMORY_SHARE // used_bytes) if used_bytes else 0
 
 
 class ReplicaProcess(asyncio.SubprocessProtocol):
@@ -38,15 +54,18 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
 
     Args:
         receive: called with each message, in order.
+        pass_on: called with what it writes to stderr.
     """
 
-    def __init__(self, receive: Callable[[FromReplica], None]) -> None:
+    def __init__(
+        self, receive: Callable[[FromReplica], None], pass_on: Callable[[str], None]
+    ) -> None:  # fmt: skip
         self._receive = receive
+        self._pass_on = pass_on
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromReplica)
-        self._unread = bytearray()
+        self._arrived = FrameBuffer(FromReplica)
         self._printed: deque[bytes] = deque()
         self._printed_bytes = 0
         self._transport: asyncio.SubprocessTransport
@@ -62,8 +81,7 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         """Sends a message; a replica that has died is noticed by `wait`."""
         if self._stdin.is_closing():
             return
-        body = self._encoder.encode(message)
-        self._stdin.write(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
+        self._stdin.write(frame(self._encoder, message))
 
     def close(self) -> None:
         """Closes its stdin: it finishes what it has, and ends."""
@@ -95,6 +113,7 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         if fd == 1:
             self._take(data)
             return
+        self._pass_on(data.decode(errors="replace"))
         self._printed.append(data)
         self._printed_bytes += len(data)
         while self._printed_bytes - len(self._printed[0]) > _PRINTED_BYTES:
@@ -116,32 +135,28 @@ class ReplicaProcess(asyncio.SubprocessProtocol):
         self._transport.close()
 
     def _take(self, data: bytes) -> None:
-        unread = self._unread
-        unread += data
-        start = 0
-        while not self.is_stream_broken and len(unread) >= start + _LENGTH_BYTES:
-            body_at = start + _LENGTH_BYTES
-            length = int.from_bytes(unread[start:body_at], "big")
-            try:
-                if length > MOST_MESSAGE_BYTES:
-                    raise msgspec.DecodeError(f"a message of {length} bytes")
-                if len(unread) < body_at + length:
-                    break
-                start = body_at + length
-                message = self._decoder.decode(unread[body_at:start])
-            except msgspec.DecodeError:
-                # What comes next cannot be read: it was the output of a print, or worse.
-                self.is_stream_broken = True
-                self.kill()
-                break
-            self._receive(message)
-        del unread[:start]
+        if self.is_stream_broken:
+            return
+        self._arrived.add(data)
+        try:
+            while (message := self._arrived.next()) is not None:
+                self._receive(message)
+        except msgspec.DecodeError:
+            # What comes next cannot be read: it was the output of a print, or worse.
+            self.is_stream_broken = True
+            self.kill()
 
 
 async def start_process(
-    command: Sequence[str], receive: Callable[[FromReplica], None]
+    command: Sequence[str],
+    receive: Callable[[FromReplica], None],
+    pass_on: Callable[[str], None],
 ) -> ReplicaProcess:
     """Starts a replica, the leader of a process group of its own, so that Ctrl-C does not reach it.
+
+    Args:
+        command: of `replica_command`.
+        receive, pass_on: as of ReplicaProcess.
 
     Raises:
         OSError: no process could be started.
@@ -152,6 +167,6 @@ async def start_process(
         else {"start_new_session": True}
     )
     _, process = await asyncio.get_running_loop().subprocess_exec(
-        lambda: ReplicaProcess(receive), *command, env=worker_environment(), **options
+        lambda: ReplicaProcess(receive, pass_on), *command, env=worker_environment(), **options
     )
     return process

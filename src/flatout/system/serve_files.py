@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,8 @@ import msgspec
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.serve_control import ControlFile
 from flatout.system import atomic_files, paths
+
+_CONNECT_S = 2.0
 
 
 def write_control(control: ControlFile) -> Path:
@@ -47,9 +50,6 @@ def running_servers() -> list[ControlFile]:
     """The servers of this user; the files of those that have ended without removing them are
     removed.
     """
-    # Only here: it takes 20 ms to import.
-    import psutil
-
     found = []
     folder = _folder()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -60,11 +60,18 @@ def running_servers() -> list[ControlFile]:
         except FlatoutError:
             # Damaged, or gone in this moment: there is no server that it leads to.
             continue
-        if psutil.pid_exists(control.pid):
+        if _is_open(control.control_port):
             found.append(control)
         else:
             remove(control.port)
     return found
+
+
+def _is_open(port: int) -> bool:
+    # The number of its process proves nothing: another one may have it since.
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), _CONNECT_S):
+        return True
+    return False
 
 
 def secret_of(text: str, option: str) -> str:

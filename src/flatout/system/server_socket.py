@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+from collections.abc import Callable
 
 from flatout.errors import UsageError
 
@@ -45,32 +46,40 @@ def listening_socket(host: str, port: int) -> socket.socket:
         # The latter of a host that cannot be a name, such as one with two dots.
         if listener is not None:
             listener.close()
-        raise _not_opened(host, port, error) from error
+        raise not_opened(host, port, error, lambda one: f"--port {one}") from error
     listener.setblocking(False)
     return listener
 
 
-def _not_opened(host: str, port: int, error: OSError | UnicodeError) -> UsageError:
+def not_opened(
+    host: str, port: int, error: OSError | UnicodeError, option: Callable[[int], str]
+) -> UsageError:
+    """The error about an address that a server cannot have.
+
+    Args:
+        host, port: the address.
+        error: of the socket; UnicodeError of a host that cannot be a name.
+        option: the command line's option for a port.
+    """
     number = error.errno if isinstance(error, OSError) else None
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     if number == errno.EADDRINUSE or (sys.platform == "win32" and number == errno.EACCES):
-        other = f"--port {port + 1}" if port < 65535 else "another --port"
         return UsageError(
             "port-in-use",
             f"port {port} is already in use on {host}.",
             because="another program listens there",
-            fix=f"choose another port: {other}",
+            fix=f"choose another port: {option(port + 1 if port < 65535 else port - 1)}",
         )
     if number in (errno.EACCES, errno.EPERM):
         return UsageError(
             "port-in-use",
             f"port {port} on {host} may not be used.",
             because=reason,
-            fix="choose a port above 1023: --port 8000",
+            fix=f"choose a port above 1023: {option(8000)}",
         )
     return UsageError(
         "bad-address",
-        f"`--host {host}` is not an address of this computer.",
+        f"{f'[{host}]' if ':' in host else host}:{port} is not an address of this computer.",
         because=reason,
-        fix="leave it out, or use 0.0.0.0 for all addresses of this computer",
+        fix="leave the host out, or use 0.0.0.0 for all addresses of this computer",
     )

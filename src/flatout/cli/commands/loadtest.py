@@ -52,7 +52,7 @@ _REQUEST = (
         help="Additional header; can be repeated.",
     ),
     click.option(
-        "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT",
+        "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
         help="Token of the server; also from FLATOUT_SERVE_TOKEN.",
     ),
     click.option(

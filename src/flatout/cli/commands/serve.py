@@ -9,7 +9,7 @@ import click
 from flatout.cli import completion_words
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.serve_swap import command as swap
-from flatout.cli.options import model_options
+from flatout.cli.options import in_cluster, model_options
 
 
 def _number_or_auto(
@@ -63,6 +63,7 @@ def _number_or_auto(
     help="Longest time that a request may take.",
 )  # fmt: skip
 @model_options
+@in_cluster
 @click.option("--json", "is_json", is_flag=True, help="Print what happens as lines of JSON.")
 @click.pass_context
 def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
@@ -73,11 +74,12 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     """
     from flatout.cli.render import show
     from flatout.cli.render.show_serve import ServeDisplay
+    from flatout.cluster import api as cluster_api
     from flatout.schema.serve_request import ModelRequest, ServeRequest
     from flatout.schema.units import parse_seconds
     from flatout.serve import api as serve_api
 
-    token = options.pop("token")
+    token, on = options.pop("token"), options.pop("on")
     latency_s = parse_seconds(options.pop("latency"), "--latency")
     timeout_s = parse_seconds(options.pop("timeout"), "--timeout")
     own = {name: options.pop(name) for name in ("num_replicas", "max_samples", "host", "port",
@@ -91,7 +93,8 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     model = ModelRequest(**options)
     model = show.with_trust(model, None if serve_api.is_exported(model.model) else model.model)
     with serve_api.interrupts() as interrupts, ServeDisplay(is_json=is_json) as display:
-        for event in serve_api.serve(model, request, interrupts):
+        found = cluster_api.model_in_cluster(model) if on == "cluster" else model
+        for event in serve_api.serve(found, request, interrupts):
             display.take(event)
 
 

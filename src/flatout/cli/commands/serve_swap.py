@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
-from flatout.cli.options import json_document, model_options
+from flatout.cli.options import in_cluster, json_document, model_options
 
 
 @click.command("swap")
@@ -20,9 +20,11 @@ from flatout.cli.options import json_document, model_options
     help="Port of the server; needed if several are running.",
 )  # fmt: skip
 @model_options
+@in_cluster
 @json_document
 def command(
-    model: str | None, is_back: bool, port: int | None, is_json: bool, **options: Any
+    model: str | None, is_back: bool, port: int | None, on: str | None, is_json: bool,
+    **options: Any,
 ) -> int:  # fmt: skip
     """Replace the model of a running server without losing a request.
 
@@ -31,13 +33,17 @@ def command(
     """
     if (model is None) != is_back:
         raise click.UsageError("name the run or file to serve, or use --back")
+    if is_back and any((on, *options.values())):
+        raise click.UsageError("--back serves the last model as it was: leave out other options")
     from flatout.cli.render import show
     from flatout.cli.render.show_serve import show_swap
+    from flatout.cluster import api as cluster_api
     from flatout.schema.serve_request import ModelRequest
     from flatout.serve import api as serve_api
 
-    request = None
+    found = None
     if model is not None:
         request = ModelRequest(model=model, **options)
         request = show.with_trust(request, None if serve_api.is_exported(model) else model)
-    return show_swap(serve_api.swap(request, port), is_json=is_json)
+        found = cluster_api.model_in_cluster(request) if on == "cluster" else request
+    return show_swap(serve_api.swap(found, port), is_json=is_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.bench.report import check_writable
 from flatout.cli.render import show
 from flatout.cli.render.show_loadtest import LoadDisplay, print_load
 from flatout.errors import UsageError
@@ -53,5 +54,5 @@ def _checked(text: str) -> Path:
             f"`--output {text}` is neither a .json nor a .html file.",
             fix="name a result to compare, such as load.json, or a report, such as load.html",
         )
-    load_report.check_writable(path, "--output")
+    check_writable(path, "--output")
     return path

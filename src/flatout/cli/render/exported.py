@@ -28,12 +28,7 @@ def exported_lines(exported: Exported) -> Iterator[str]:
 
 
 def _specs_text(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(f"{spec.name} {spec.dtype} {_shape_text(spec)}" for spec in specs)
-
-
-def _shape_text(spec: TensorSpec) -> str:
-    sizes = ["n", *("any" if size is None else str(size) for size in spec.shape[1:])]
-    return f"[{', '.join(sizes)}]"
+    return ", ".join(f"{spec.name} {spec.dtype} {spec.shape_text}" for spec in specs)
 
 
 def _check_text(check: ExportCheck) -> str:

@@ -33,7 +33,7 @@ from flatout.schema.units import (
 from flatout.serve.loadtest import LoadEvent, LoadProgress, LoadStarted
 
 _NUM_SECONDS = 8
-_STYLES = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}
+_STYLES = {"faster": "green", "slower": "red"}
 
 
 class LoadDisplay:
@@ -217,7 +217,7 @@ def server_text(step: LoadStep) -> str:
     assert found is not None
     parts = []
     if found.mean_batch is not None:
-        parts.append(f"{found.mean_batch:.3g} samples a batch")
+        parts.append(f"batch size {found.mean_batch:.3g}")
     if found.mean_queue_s is not None:
         parts.append(f"{seconds_text(found.mean_queue_s)} in the queue")
     if found.max_queue_depth is not None:

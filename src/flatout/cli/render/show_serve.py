@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -14,6 +16,7 @@ from flatout.cli.render.live import Waiting
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import (
     ReplicaLost,
+    ReplicaPrinted,
     ReplicaRestored,
     ReplicaWarming,
     ServeEvent,
@@ -31,10 +34,12 @@ from flatout.schema.units import count_text, counted_text, noun_text, rate_text,
 
 _KINDS = {"file": "files", "text": "texts", "value": "JSON values"}
 _MOST_SIZES = 6
+# Events that a blocked terminal may hold up; beyond that, those that can be missed are left out.
+_MOST_EVENTS = 1000
 
 
 class ServeDisplay:
-    """Shows a server while it runs.
+    """Shows a server while it runs, in a thread: a terminal or pipe that blocks must not block it.
 
     Args:
         is_json: events as lines of JSON on stdout; for people only what concerns them, on stderr.
@@ -48,18 +53,44 @@ class ServeDisplay:
         self._waiting = Waiting("looking at the model and its environment")
         self._is_ready = False
         self._warming = ""
+        self._events: queue.Queue[ServeEvent | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._show_all, daemon=True)
+        self._error: Exception | None = None
 
     def __enter__(self) -> ServeDisplay:
         self._waiting.__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._events.put(None)
+        self._thread.join()
         self._waiting.stop()
         if self._live is not None:
             self._live.stop()
+        if self._error is not None and error is None:
+            raise self._error
 
     def take(self, event: ServeEvent) -> None:
-        """Shows what is new."""
+        """Shows what is new.
+
+        Raises:
+            OSError: an earlier event could not be written.
+        """
+        if self._error is not None:
+            raise self._error
+        can_miss = isinstance(event, ServeTick | ReplicaPrinted)
+        if not can_miss or self._events.qsize() < _MOST_EVENTS:
+            self._events.put(event)
+
+    def _show_all(self) -> None:
+        try:
+            while (event := self._events.get()) is not None:
+                self._show(event)
+        except Exception as error:  # noqa: BLE001 - raised where events come from
+            self._error = error
+
+    def _show(self, event: ServeEvent) -> None:
         if isinstance(event, ServeTick):
             self._show_tick(event)
             return
@@ -68,6 +99,9 @@ class ServeDisplay:
             sys.stdout.buffer.flush()
         if isinstance(event, ReplicaWarming):
             self._show_warming(_warming_text(event))
+            return
+        if isinstance(event, ReplicaPrinted):
+            self._console.print(event.text.rstrip("\n"), soft_wrap=True)
             return
         self._warming = ""
         self._waiting.stop()
@@ -81,8 +115,8 @@ class ServeDisplay:
             if event.example is not None:
                 self._console.print(f"\n    {event.example}\n", style="bold", soft_wrap=True)
         elif isinstance(event, ServeStarted):
-            self._waiting.update("starting " + noun_text(event.num_replicas, "the replica",
-                                                         "the replicas"))  # fmt: skip
+            count = event.num_replicas or 1
+            self._waiting.update("starting " + noun_text(count, "the replica", "the replicas"))
         elif isinstance(event, ServeStopping):
             self._is_ready = False
 
@@ -112,9 +146,10 @@ def _findings(event: ServeEvent) -> Iterable[Finding]:
 
 def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     if isinstance(event, ServeStarted):
-        replicas = counted_text(event.num_replicas, "replica")
-        parts = [event.name, replicas, wording.home_text(event.python)]
-        yield "starting", wording.DOT.join(parts)
+        count = event.num_replicas
+        replicas = "" if count is None else counted_text(count, "replica")
+        parts = [event.name, replicas, wording.home_text(event.place)]
+        yield "starting", wording.DOT.join(filter(None, parts))
     elif isinstance(event, ServeReady):
         yield from ready_lines(event)
     elif isinstance(event, ReplicaLost):

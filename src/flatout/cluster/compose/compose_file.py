@@ -109,8 +109,8 @@ _HEALTH_URLS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
 _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "ingestion": ("cleans and splits data into shards below /data", "flatout ingest --help"),
     "training": ("trains on its own, in a separate container", "flatout train digits"),
-    "inference": ("predicts with the saved weights of a run; used by `--on "
-                  "cluster`", "flatout runs"),
+    "inference": ("computes with the saved weights of a run; started by `flatout serve`, `predict` "
+                  "and `evaluate` with `--on cluster`", "flatout runs"),
 })  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from flatout.engine.predict.array_rows import array_values
 from flatout.engine.runtime.user_code import kind_text
 from flatout.errors import UsageError
-from flatout.schema.units import counted_text
 
 
 def rows_of(
@@ -41,32 +41,13 @@ def rows_of(
 
 def _values(name: str, part: Any, labels: Sequence[str] | None, top: int) -> list[dict[str, Any]]:
     if not isinstance(part, Tensor):
-        return [{name: value if is_picture(value) else _plain(value)} for value in part]
+        return [{name: value if is_picture(value) else plain_value(value)} for value in part]
     if part.is_complex():
         raise _cannot_be_written("a complex number")
-    is_only = name == "prediction"
-    if labels is not None and part.dim() == 2 and part.shape[1] == len(labels):
-        return _classes(part, labels, min(top, len(labels)), "" if is_only else f"{name}_")
-    if labels is not None and is_only and part.dim() == 1 and not part.is_floating_point():
-        return [{"label": _label(number, labels)} for number in part.tolist()]
-    # A column of numbers is a number for each sample.
-    flat = part.flatten() if part.dim() == 2 and part.shape[1] == 1 else part
-    return [{name: value} for value in flat.tolist()]
+    return array_values(name, part.numpy(), labels, top)
 
 
-def _label(number: int, labels: Sequence[str]) -> str:
-    # A negative number would name a class from the end.
-    if not 0 <= number < len(labels):
-        raise UsageError(
-            "bad-prediction",
-            f"class {number} was predicted; `labels` names "
-            f"{counted_text(len(labels), 'class', 'classes')}, from 0.",
-            fix="give `labels` a name for each class that `predict` can return",
-        )
-    return labels[number]
-
-
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value of JSON's own kinds; tensors and arrays become lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -76,9 +57,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     raise _cannot_be_written(kind_text(value))
 
 
@@ -89,20 +70,6 @@ def _cannot_be_written(what: str) -> UsageError:
         because="it is not a number, a string, a list or dict of these, or an image",
         fix="let `predict` return numbers, strings, or tensors of real numbers",
     )
-
-
-def _classes(
-    probabilities: Tensor, labels: Sequence[str], top: int, prefix: str
-) -> list[dict[str, Any]]:
-    values, numbers = probabilities.topk(top, dim=1)
-    rows = []
-    for row_values, row_numbers in zip(values.tolist(), numbers.tolist(), strict=True):
-        row: dict[str, Any] = {}
-        for position, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
-            end = "" if position == 0 else f"_{position + 1}"
-            row |= {f"{prefix}label{end}": labels[number], f"{prefix}probability{end}": value}
-        rows.append(row)
-    return rows
 
 
 def is_picture(value: Any) -> bool:

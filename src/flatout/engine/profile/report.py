@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
 
 from flatout import __version__
 from flatout.engine.profile.compiles import CompileWatch
@@ -21,7 +19,17 @@ from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.probes import Probes, StepTimes
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.steps import MarkingTimer, StepLoop
-from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
+from flatout.engine.profile.trace import (
+    BEGIN,
+    LEAST_STEPS,
+    MOST_LINES,
+    MOST_PROFILED_STEPS,
+    mark,
+    new_profiler,
+    num_steps_in,
+    recorded_layers,
+    trace_events,
+)
 from flatout.engine.runtime.step_timer import peak_memory_bytes
 from flatout.engine.session.session import Session
 from flatout.engine.step.compiled_loss import why_not_compiled
@@ -45,13 +53,11 @@ from flatout.system.load import LoadWatch
 
 # Seconds of steps of each kind; a half of the plain ones before the others, and a half after them.
 _PLAIN_S, _SAMPLED_S, _PROFILED_S = 1.0, 2.0, 1.0
-_LEAST_STEPS, _MOST_STEPS, _MOST_PROFILED = 3, 2000, 20
 # Counting may take a hundredth of that: about as long as all the rest.
 _FLOPS_WORTH_S = 1500.0
 # A step that waits less for its data has nothing to gain there.
 _LEAST_DATA_SHARE = 0.05
 _MOST_BATCHES = 8
-_MOST_LINES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +144,7 @@ class Profiler:
             operators=found.operators,
             kernels=found.kernels,
             layers=found.layers,
-            lines=tuple(lines[:_MOST_LINES]),
+            lines=tuple(lines[:MOST_LINES]),
             memory=memory,
             roofs=self._roofs(found, made.samples_per_step),
             traits=self._traits(found, made.compiled, probed),
@@ -155,8 +161,8 @@ class Profiler:
         loop = self._loop
         self._say("warming up", 0.1)
         loop.warm_up()
-        step_s = sum(loop.timed(_LEAST_STEPS)) / _LEAST_STEPS
-        count = max(_count(step_s, _PLAIN_S), self._request.num_steps or 0)
+        step_s = sum(loop.timed(LEAST_STEPS)) / LEAST_STEPS
+        count = max(num_steps_in(_PLAIN_S, step_s), self._request.num_steps or 0)
         self._say("measuring steps without a profiler", 0.2)
         watch, compiles = LoadWatch(), CompileWatch()
         before, num_samples = self._timer.split_s(), loop.num_samples
@@ -191,7 +197,7 @@ class Profiler:
 
     def _sampled(self, step_s: float) -> tuple[LineSampler, int, float]:
         """The sampler, its steps, and their mean time."""
-        sampler, count = LineSampler(), _count(step_s, _SAMPLED_S)
+        sampler, count = LineSampler(), num_steps_in(_SAMPLED_S, step_s)
         if sampler.problem is not None:
             self._unread["lines"] = sampler.problem
         with sampler.running():
@@ -200,16 +206,10 @@ class Profiler:
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
-        count = self._request.num_steps or min(_count(step_s, _PROFILED_S), _MOST_PROFILED)
-        activities = [ProfilerActivity.CPU]
-        if self._session.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        with (
-            torch.profiler.profile(
-                activities=activities, record_shapes=True, profile_memory=True, with_flops=True
-            ) as profiler,
-            self._layers(),
-        ):
+        most = min(num_steps_in(_PROFILED_S, step_s), MOST_PROFILED_STEPS)
+        count = self._request.num_steps or most
+        has_gpu = self._session.device.type == "cuda"
+        with new_profiler(has_gpu=has_gpu) as profiler, self._layers():
             # The first one prepares the profiler.
             self._loop.make()
             self._loop.finish()
@@ -332,10 +332,6 @@ def _values(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(recipe, name).value for name in recipe_fields()}
 
 
-def _count(step_s: float, seconds: float) -> int:
-    return max(_LEAST_STEPS, min(_MOST_STEPS, math.ceil(seconds / max(step_s, 1e-6))))
-
-
 def _per_step(
     after: Mapping[str, float], before: Mapping[str, float], num_steps: int
 ) -> dict[str, float]:
@@ -346,7 +342,7 @@ def _per_step(
     }
 
 
-def _num_bytes(values: Any) -> int:
+def _num_bytes(values: Iterable[Any]) -> int:
     return sum(one.numel() * one.element_size() for one in values if isinstance(one, torch.Tensor))
 
 

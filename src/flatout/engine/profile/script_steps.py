@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import sys
 import threading
@@ -19,22 +18,29 @@ from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity
 
 from flatout import __version__
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.lines import LineSampler, is_user_code
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.split import MeasuredSteps
-from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
+from flatout.engine.profile.trace import (
+    BEGIN,
+    LEAST_STEPS,
+    MOST_LINES,
+    MOST_PROFILED_STEPS,
+    mark,
+    new_profiler,
+    num_steps_in,
+    recorded_layers,
+    trace_events,
+)
 from flatout.schema.step_profile import LineTime, RoofUse, StepProfile, StepTraits
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s, now_text
 
-# Seconds of steps of each kind, and their numbers.
+# Seconds of steps of each kind.
 _WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 0.7, 1.0, 1.0
-_LEAST_STEPS, _MOST_STEPS, _MOST_PROFILED = 3, 2000, 20
-_MOST_LINES = 40
 _NO_SAMPLES = "the batches do not come from a DataLoader of torch with a batch size"
 _PROFILES_ITSELF = "the program uses torch.profiler itself, and torch has one at a time"
 Phase = Literal["warm-up", "plain", "sampled", "preparing", "profiled", "over"]
@@ -234,16 +240,16 @@ class StepRecorder:
     def _is_phase_over(self) -> bool:
         if self.phase == "warm-up":
             is_long = elapsed_s() - self._began_s >= _WARM_UP_S
-            return self._num >= _LEAST_STEPS and is_long
+            return self._num >= LEAST_STEPS and is_long
         if self.phase == "plain":
             count = self._num_steps or 0
-            is_enough = self._num >= _LEAST_STEPS
-            return is_enough and self._num >= max(count, _count(self._plain.mean_s, _PLAIN_S))
+            is_enough = self._num >= LEAST_STEPS
+            return is_enough and self._num >= max(count, num_steps_in(_PLAIN_S, self._plain.mean_s))
         if self.phase == "sampled":
-            return self._num >= _count(self._plain.mean_s, _SAMPLED_S)
+            return self._num >= num_steps_in(_SAMPLED_S, self._plain.mean_s)
         if self.phase == "preparing":
             return True
-        least = min(_count(self._plain.mean_s, _PROFILED_S), _MOST_PROFILED)
+        least = min(num_steps_in(_PROFILED_S, self._plain.mean_s), MOST_PROFILED_STEPS)
         return self._num >= (self._num_steps or least)
 
     def _next_phase(self, ended_s: float | None = None) -> None:
@@ -285,12 +291,7 @@ class StepRecorder:
         if torch._C._autograd._profiler_enabled():
             self.abandon(_PROFILES_ITSELF)
             return
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():
-            activities.append(ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(
-            activities=activities, record_shapes=True, profile_memory=True, with_flops=True
-        )
+        self._profiler = new_profiler(has_gpu=torch.cuda.is_initialized())
         self._open.enter_context(self._profiler)
         if _is_compiling():
             self._unread["layers"] = "compiled steps do not call layers one by one"
@@ -337,7 +338,7 @@ class StepRecorder:
             operators=found.operators,
             kernels=found.kernels,
             layers=found.layers,
-            lines=self._lines[:_MOST_LINES],
+            lines=self._lines[:MOST_LINES],
             memory=memory_use(profiler, base),
             roofs=RoofUse(
                 num_bytes=found.memory_bytes,
@@ -355,10 +356,6 @@ class StepRecorder:
             settings=self._loader.settings(),
             unread=self._unread,
         )
-
-
-def _count(step_s: float, seconds: float) -> int:
-    return max(_LEAST_STEPS, min(_MOST_STEPS, math.ceil(seconds / max(step_s, 1e-6))))
 
 
 def _user_places() -> set[tuple[str, int]]:
@@ -415,13 +412,12 @@ def _held_by(optimizer: Any) -> tuple[str, tuple[str, ...], dict[str, int]]:
         for value in values.values()
         if isinstance(value, torch.Tensor)
     ]
-    sizes = {"weights": _num_bytes(weights), "optimizer's state": _num_bytes(state)}
+    sizes = {
+        name: sum(one.numel() * one.element_size() for one in tensors)
+        for name, tensors in {"weights": weights, "optimizer's state": state}.items()
+    }
     dtypes = tuple(sorted({str(one.dtype).removeprefix("torch.") for one in weights}))
     return str(weights[0].device), dtypes, {name: size for name, size in sizes.items() if size}
-
-
-def _num_bytes(tensors: list[torch.Tensor]) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 def _is_compiling() -> bool:

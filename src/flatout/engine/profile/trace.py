@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity
 
 from flatout.engine.profile.trace_event import BEGIN as BEGIN
 from flatout.engine.profile.trace_event import LAYER, MARK, TraceEvent
+
+LEAST_STEPS, MOST_PROFILED_STEPS = 3, 20
+_MOST_STEPS = 2000
+# A report has no more lines of Python.
+MOST_LINES = 40
+
+
+def num_steps_in(seconds: float, step_s: float) -> int:
+    """The number of steps that take about `seconds`, within limits."""
+    return max(LEAST_STEPS, min(_MOST_STEPS, math.ceil(seconds / max(step_s, 1e-6))))
+
+
+def new_profiler(*, has_gpu: bool) -> torch.profiler.profile:
+    """A profiler that records what a report needs: shapes, memory and FLOPs."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
+    return torch.profiler.profile(
+        activities=activities, record_shapes=True, profile_memory=True, with_flops=True
+    )
 
 
 def trace_events(profiler: torch.profiler.profile) -> list[TraceEvent]:

@@ -1,10 +1,10 @@
 """Pins each OpenMP thread to a CPU of its own while a step is computed.
 
-OpenMP threads wait for each other by spinning, for milliseconds. If another program occupies a CPU,
-Linux may schedule two of them on the other one, and leave it so, since two threads there and one
-here are as fair as the other way round. Each then spins while the other could work: in
-benchmarks/thread_placement.py such steps took 13 to 50 times as long. Pinned, a step next to one
-busy loop takes two to three times as long as alone.
+OpenMP threads wait for each other by spinning, for milliseconds. Linux shares CPUs out to sessions
+(see autogroups in sched(7)), so next to a busy program of another terminal, two of them on one CPU
+and that program on the other are what it balances to. Each then spins while the other could work:
+in benchmarks/thread_placement.py such steps took 13 to 100 times as long as alone. Pinned, they
+take two to four times as long.
 """
 
 from __future__ import annotations

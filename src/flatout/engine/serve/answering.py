@@ -86,7 +86,7 @@ class Answers:
                 refusals.append(refused_input(item.id, error))
                 continue
             self.num_samples += work.read.num_samples
-            groups.setdefault(work.read.key, []).append(work)
+            groups.setdefault((work.read.key, item.top), []).append(work)
         self.decode_s = elapsed_s() - began_s
         for works in groups.values():
             for parts in _chunks(works, self._max_samples):
@@ -99,20 +99,22 @@ class Answers:
             return
         try:
             self._take(parts)
+            return
         except Exception as error:
             kind = self._model.failure_kind(error)
             if kind == "device":
                 raise DeviceLost from error
-            halves = _halves(parts) if kind == "memory" else None
-            if halves is not None:
-                for half in halves:
-                    self._compute(half)
-            elif len({part.work.item.id for part in parts}) > 1:
-                for part in parts:
-                    self._compute([part])
-            else:
+            is_alone = all(part.work is parts[0].work for part in parts)
+            num_samples = sum(part.end - part.start for part in parts)
+            if num_samples == 1 or (is_alone and kind != "memory"):
                 traceback.print_exc()
                 parts[0].work.refusal = self._refusal(parts[0].work, error, kind == "memory")
+                return
+        # Not in `except`: the traceback holds the tensors of what has failed.
+        if kind == "memory":
+            self._model.release_memory()
+        for half in _halves(parts):
+            self._compute(half)
 
     def _take(self, parts: list[_WorkPart]) -> None:
         model, count = self._model, sum(part.end - part.start for part in parts)
@@ -120,16 +122,16 @@ class Answers:
         batch = model.joined([InputPart(part.work.read, part.start, part.end) for part in parts])
         predictions = model.compute(batch, count)
         self.compute_s += elapsed_s() - began_s
-        tops = {part.work.item.top for part in parts if not part.work.item.is_raw}
-        rows = {top: model.rows(predictions, count, top) for top in tops}
+        rows: list[dict[str, Any]] = []
+        if not all(part.work.item.is_raw for part in parts):
+            rows = model.rows(predictions, count, parts[0].work.item.top)
         place = 0
         found: list[tuple[_Work, Any]] = []
         for part in parts:
-            item, end = part.work.item, place + part.end - part.start
-            if item.is_raw:
-                found.append((part.work, model.tensors(predictions, place, end)))
-            else:
-                found.append((part.work, rows[item.top][place:end]))
+            end = place + part.end - part.start
+            is_raw = part.work.item.is_raw
+            value = model.tensors(predictions, place, end) if is_raw else rows[place:end]
+            found.append((part.work, value))
             place = end
         # Only now: a part that fails is tried again, and must not have left anything.
         for work, value in found:
@@ -167,14 +169,11 @@ def _chunks(works: Iterable[_Work], most: int) -> Iterable[list[_WorkPart]]:
         yield parts
 
 
-def _halves(parts: list[_WorkPart]) -> tuple[list[_WorkPart], list[_WorkPart]] | None:
-    """The same samples in two batches; None where there is only one sample."""
-    count = sum(part.end - part.start for part in parts)
-    if count < 2:
-        return None
+def _halves(parts: list[_WorkPart]) -> tuple[list[_WorkPart], list[_WorkPart]]:
+    """The same samples, at least two, in two batches."""
     first: list[_WorkPart] = []
     second: list[_WorkPart] = []
-    left = count // 2
+    left = sum(part.end - part.start for part in parts) // 2
     for part in parts:
         middle = part.start + min(left, part.end - part.start)
         left -= middle - part.start
@@ -215,7 +214,7 @@ def refused_input(number: int, error: Exception) -> ItemRefused:
         finding = Finding(
             rule="input-not-accepted",
             severity="error",
-            problem=f"the input cannot be read: {one_line(error)}",
+            problem=f"the input cannot be read: {_said(error)}",
         )
     return ItemRefused(id=number, finding=finding, is_input=is_input)
 
@@ -226,8 +225,8 @@ def model_failed(number: int, error: Exception) -> ItemRefused:
     return ItemRefused(id=number, finding=finding, is_input=False)
 
 
-def one_line(error: Exception) -> str:
-    """What an exception says, on one line."""
+def _said(error: Exception) -> str:
+    """What an exception says, on one line; its kind, too, where that says more."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
@@ -238,7 +237,7 @@ def _failed(error: Exception, num_samples: int) -> Finding:
     return Finding(
         rule="model-failed",
         severity="error",
-        problem=f"the model fails on this input: {one_line(error)}",
+        problem=f"the model fails on this input: {_said(error)}",
         because=f"it was computed alone, with {counted_text(num_samples, 'sample')}",
     )
 
@@ -247,6 +246,6 @@ def _no_memory(error: Exception) -> RunFailed:
     return RunFailed(
         "out-of-memory",
         "not enough memory for this input.",
-        because=one_line(error),
+        because=_said(error),
         fix="send a smaller one",
     )

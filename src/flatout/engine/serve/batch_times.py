@@ -1,4 +1,4 @@
-"""How long batches take, by their number of samples, and which size is used. No framework."""
+"""How long batches take, by size and by threads, and which of these is used. No framework."""
 
 from __future__ import annotations
 
@@ -6,32 +6,45 @@ import statistics
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
+import msgspec
+
 from flatout.engine.serve.answering import Answers
 from flatout.engine.serve.replica_model import ReplicaModel
-from flatout.schema.serve_protocol import Answered, AnyInput, BatchItem
+from flatout.schema.serve_protocol import AnyInput, BatchItem, ItemRefused
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
 
 _MOST_SAMPLES = 256
-# Of measuring one thing; all sizes together take a few times that.
-_LIMIT_S = 0.15
+# A server is ready soon: so long is one thing measured, and the larger sizes of a slow model are
+# left out.
+_LIMIT_S = 0.05
 _MOST_TIMES = 20
-_ALL_SIZES_S = 2.0
+_ALL_SIZES_S = 1.0
+# What takes longer is not repeated: its first call is not far from the others.
+SLOW_S = 0.5
 # A larger batch that is not faster by more only makes its requests wait.
 _WORTH = 0.03
+# More threads that are not faster by more are left to others.
+_WORTH_THREADS = 0.1
 
 
-def seconds_of(call: Callable[[], object], limit_s: float = _LIMIT_S) -> float:
-    """The median time of a call, after a first one; of one that is slow, the first one's."""
-    began_s = elapsed_s()
-    call()
-    first_s = elapsed_s() - began_s
-    times_s: list[float] = []
-    began_s = elapsed_s()
-    while first_s < limit_s and len(times_s) < _MOST_TIMES and elapsed_s() - began_s < limit_s:
-        call_s = elapsed_s()
+def seconds_of(call: Callable[[], object], first_s: float | None = None) -> float:
+    """The median time of a call, after a first one; of one that is slow, the first one's.
+
+    Args:
+        call: what is measured.
+        first_s: how long its first call has taken, if there was one.
+    """
+    if first_s is None:
+        began_s = elapsed_s()
         call()
-        times_s.append(elapsed_s() - call_s)
+        first_s = elapsed_s() - began_s
+    times_s: list[float] = []
+    until_s = elapsed_s() + _LIMIT_S
+    while first_s < SLOW_S and len(times_s) < _MOST_TIMES and elapsed_s() < until_s:
+        began_s = elapsed_s()
+        call()
+        times_s.append(elapsed_s() - began_s)
     return statistics.median(times_s) if times_s else first_s
 
 
@@ -40,7 +53,8 @@ def measured_sizes(
 ) -> Generator[str, None, dict[int, float]]:
     """Seconds of a batch for 1, 2, 4 and more samples, until one takes longer than latency_s.
 
-    Yields what is measured. Sizes on which the model fails are left out.
+    Yields what is measured. Sizes on which the model fails are left out; if it fails on one sample,
+    the model's findings say why.
     """
     batch_s: dict[int, float] = {}
     began_s, size = elapsed_s(), 1
@@ -50,11 +64,14 @@ def measured_sizes(
         items = [BatchItem(id=number, input=example) for number in range(size)]
         answers = Answers(model, size)
         first_s = elapsed_s()
-        if not all(isinstance(answer, Answered) for answer in answers.of(items)):
-            break
+        for answer in answers.of(items):
+            if isinstance(answer, ItemRefused):
+                if size == 1:
+                    warning = msgspec.structs.replace(answer.finding, severity="warning")
+                    model.findings.append(warning)
+                return batch_s
         first_s = elapsed_s() - first_s
-        is_slow = first_s > max(latency_s, _LIMIT_S)
-        batch_s[size] = first_s if is_slow else seconds_of(partial(answers.of, items))
+        batch_s[size] = seconds_of(partial(answers.of, items), first_s)
         is_late = batch_s[size] > latency_s and max_samples is None
         if is_late or elapsed_s() - began_s > _ALL_SIZES_S:
             break
@@ -69,3 +86,20 @@ def best_size(batch_s: Mapping[int, float], latency_s: float) -> int:
         return 1
     best = max(rates.values())
     return min(size for size, rate in rates.items() if rate >= best * (1 - _WORTH))
+
+
+def thread_counts(most: int) -> list[int]:
+    """Numbers of threads to try: powers of two, and all of them."""
+    return [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+
+
+def best_threads(times_s: Mapping[int, float], enough_s: float | None) -> int:
+    """The fewest threads that are fast enough, since what they leave is of use to others.
+
+    Args:
+        times_s: seconds of a batch by the number of threads.
+        enough_s: how fast that is, where any number reaches it; None: as fast as the fastest.
+    """
+    fastest_s = min(times_s.values())
+    limit_s = max(fastest_s * (1 + _WORTH_THREADS), enough_s or 0.0)
+    return min(count for count, seconds in times_s.items() if seconds <= limit_s)

@@ -30,7 +30,8 @@ class Computation(nn.Module):
         self.model = predictor.model
         self._predictor = predictor
         self._layout = layout
-        self.names = tuple(named_tensors(predictor.call(layout)))
+        with torch.no_grad():
+            self.names = tuple(named_tensors(predictor.call(layout)))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs for the tensors of a batch."""
@@ -79,8 +80,9 @@ def require_tensors(predictor: Predictor, content: Any) -> None:
     """
     if not is_all_tensors(content):
         raise not_exportable("its `predict` takes texts or other values, not tensors")
-    named = named_tensors(predictor.call(content))
-    if not named:
+    with torch.no_grad():
+        predictions = predictor.call(content)
+    if not named_tensors(predictions):
         raise not_exportable("its `predict` returns texts, images or other values, not tensors")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.predict.predictor import Predictor
+from flatout.engine.runtime.error_map import one_line
 from flatout.engine.serve.computation import Computation, exported_program, not_exportable
 from flatout.engine.serve.onnx_model import missing_package, open_session
 from flatout.engine.serve.program_model import load_program
 from flatout.engine.serve.sample_inputs import SampleInputs
-from flatout.engine.tensors.nested import tensors_in, with_tensors
+from flatout.engine.tensors.nested import tensors_in
 from flatout.engine.training.weights_file import keep_weights, load_weights, read_weights
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.export_protocol import FACTS, FACTS_FILE, ExportedFacts
+from flatout.schema.serve_protocol import ReplicaStart
 from flatout.schema.units import bytes_text
 from flatout.system.atomic_files import write_json
 
 # A file of Protocol Buffers holds 2 GiB.
 _MOST_ONNX_BYTES = 1_900_000_000
+
+# Samples that are computed in one call.
+NUM_CHECKED = 64
 
 # Predictions for a batch, as the exported file computes them.
 Answer = Callable[[Any], Any]
@@ -33,10 +38,10 @@ Answer = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSource:
-    """What is exported. samples: None if only weights are, and no data is here."""
+    """What is exported, and what it is checked with."""
 
     predictor: Predictor
-    samples: SampleInputs | None
+    samples: SampleInputs
     facts: ExportedFacts
 
 
@@ -62,7 +67,7 @@ def write_onnx(source: ExportSource, path: Path, opset: int | None) -> int:
             verbose=False,
         )
     except Exception as error:
-        raise not_exportable(f"torch.onnx.export: {_first_line(error)}") from error
+        raise not_exportable(f"torch.onnx.export: {one_line(error)}") from error
     assert exported is not None
     exported.model.metadata_props[FACTS] = msgspec.json.encode(facts).decode()
     exported.save(path, external_data=False)
@@ -72,7 +77,7 @@ def write_onnx(source: ExportSource, path: Path, opset: int | None) -> int:
 def write_program(source: ExportSource, path: Path) -> None:
     """Writes a file of `torch.export`."""
     program, facts = _program(source)
-    # The example inputs would be pickled; nobody who loads the file needs them.
+    # The example inputs would be pickled, and are not needed to load the file.
     program.example_inputs = None
     torch.export.save(program, path, extra_files={FACTS_FILE: msgspec.json.encode(facts).decode()})
 
@@ -111,7 +116,7 @@ def is_of_transformers(model: nn.Module) -> bool:
 
 def answer_onnx(source: ExportSource, path: Path) -> Answer:
     """The predictions of a fresh session."""
-    session, _ = open_session(path)
+    session, _ = open_session(path, ReplicaStart(model=str(path)))
     names = [output.name for output in session.get_outputs()]
     inputs = [given.name for given in session.get_inputs()]
 
@@ -161,10 +166,9 @@ def num_samples_in(content: Any) -> int:
 
 
 def _program(source: ExportSource) -> tuple[torch.export.ExportedProgram, ExportedFacts]:
-    samples = source.samples
-    assert samples is not None
-    computation = Computation(source.predictor, samples.content).eval()
-    return exported_program(computation, samples.content, samples.varying), source.facts
+    content = source.samples.piece(0, NUM_CHECKED)
+    computation = Computation(source.predictor, content).eval()
+    return exported_program(computation, content, source.samples.varying), source.facts
 
 
 def _require(name: str) -> None:
@@ -174,24 +178,10 @@ def _require(name: str) -> None:
         raise missing_package(name, error) from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def size_of(path: Path) -> int:
     """The bytes of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
     return sum(item.stat().st_size for item in files)
-
-
-def pieces_of(content: Any, sizes: Sequence[int]) -> list[Any]:
-    """Beginnings of a batch, with so many samples each."""
-    if next(tensors_in(content), None) is None:
-        return [content[:size] for size in sizes]
-    return [
-        with_tensors(content, (tensor[:size] for tensor in tensors_in(content))) for size in sizes
-    ]
 
 
 def no_samples() -> RunFailed:

@@ -18,6 +18,8 @@ from flatout.schema.units import counted_text
 
 # The most that the metric may fall: one point in a hundred.
 ALLOWED_FALL = 0.01
+# Samples that are judged in one call: all of them may not fit in the memory.
+_AT_ONCE = 32
 # Convolutions in 8 bits need to know the range of what they are given.
 _NEEDS_RANGES = ("Conv", "ConvTranspose")
 
@@ -84,15 +86,14 @@ def judged(
     Raises:
         RunFailed: quantized-model-is-worse.
     """
-    before = next(iter(full(samples.content).values())).float()
-    after = next(iter(quantized(samples.content).values())).float()
+    before, after = _first_output(full, samples), _first_output(quantized, samples)
     is_classifier = num_classes is not None and before.dim() == 2 and before.shape[1] == num_classes
     if is_classifier:
         targets = samples.targets
         is_known = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
-        wanted = targets if is_known else before.argmax(dim=1)
+        wanted = targets if is_known and targets is not None else before.argmax(dim=1)
         name = "accuracy" if is_known else "share of equal labels"
-        scores = [float((part.argmax(dim=1) == wanted).float().mean()) for part in (before, after)]
+        scores = [float(part.argmax(dim=1).eq(wanted).float().mean()) for part in (before, after)]
     else:
         targets = samples.targets
         is_known = targets is not None and targets.shape == before.shape
@@ -108,6 +109,14 @@ def judged(
             fix="export it without --int8",
         )
     return name, scores[0], scores[1]
+
+
+def _first_output(answer: Answer, samples: SampleInputs) -> Tensor:
+    parts = [
+        next(iter(answer(samples.piece(start, start + _AT_ONCE)).values()))
+        for start in range(0, samples.num_samples, _AT_ONCE)
+    ]
+    return torch.cat(parts).float()
 
 
 def _explained(wanted: Tensor, found: Tensor) -> float:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from flatout import __version__
@@ -44,7 +45,6 @@ from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
 from flatout.system.scratch_files import ScratchFiles
 
-_NUM_CHECKED = 64
 # By which 8 bits are judged; and from which the ranges of activations are taken.
 _NUM_JUDGED = 1000
 _NUM_CALIBRATION = 128
@@ -92,12 +92,12 @@ def export(job: ExportJob) -> Iterator[ExportReply]:
         scratch = stack.enter_context(ScratchFiles())
         reader = InputReader(predictor.experiment, scratch)
         yield Exporting(what="reading samples")
-        count = _NUM_JUDGED if job.is_int8 else _NUM_CHECKED
+        count = _NUM_JUDGED if job.is_int8 else export_forms.NUM_CHECKED
         samples = find_sample_inputs(predictor, reader, count)
         if samples is None:
             raise export_forms.no_samples()
         if job.form in ("onnx", "pt2"):
-            require_tensors(predictor, samples.content)
+            require_tensors(predictor, samples.piece(0, 1))
         samples = _at_least_two(samples)
         source = ExportSource(
             predictor=predictor, samples=samples, facts=_facts(predictor, samples, job)
@@ -114,7 +114,7 @@ def export(job: ExportJob) -> Iterator[ExportReply]:
                 assert calibration is not None
                 checked = _quantized(source, part, calibration)
             yield Exporting(what="checking it")
-            checked = checked or _checked(source, _answer(source, part, job), job.form)
+            checked = checked or _checked(source, _answer(source, part, job))
     yield Exported(
         path=job.output, form=job.form, size_bytes=export_forms.size_of(Path(job.output)),
         facts=source.facts, checked=checked, opset=opset,
@@ -146,7 +146,7 @@ def _answer(source: ExportSource, part: Path, job: ExportJob) -> Answer:
 def _facts(predictor: Predictor, samples: SampleInputs, job: ExportJob) -> ExportedFacts:
     experiment = predictor.experiment
     is_graph = job.form in ("onnx", "pt2")
-    predictions = predictor.compute(samples.content, samples.num_samples)
+    predictions = predictor.compute(samples.piece(0, 1), 1)
     what = "`predict` of the experiment" if experiment.predict is not None else "the model"
     readers = [name for name in ("decode", "predict_data")
                if getattr(experiment, name) is not None]  # fmt: skip
@@ -173,22 +173,25 @@ def _at_least_two(samples: SampleInputs) -> SampleInputs:
         return samples
     content: Any = samples.content
     if next(tensors_in(content), None) is None:
-        return replace(samples, content=[*content, *content], num_samples=2)
+        return replace(samples, content=[*content, *content], num_samples=2, targets=None)
     doubled = (torch.cat([tensor, tensor]) for tensor in tensors_in(content))
-    return replace(samples, content=with_tensors(content, doubled), num_samples=2)
+    return replace(
+        samples, content=with_tensors(content, doubled), num_samples=2, targets=None
+    )  # fmt: skip
 
 
-def _checked(source: ExportSource, answer: Answer, form: str) -> ExportCheck:
+def _checked(source: ExportSource, answer: Answer) -> ExportCheck:
     """Compares the answers of the file with the run's.
 
     Raises:
         RunFailed: exported-model-differs.
     """
     samples = source.samples
-    assert samples is not None
-    sizes = tuple(sorted({1, min(3, samples.num_samples), samples.num_samples}))
+    most = min(samples.num_samples, export_forms.NUM_CHECKED)
+    sizes = tuple(sorted({1, min(3, most), most}))
     worst = 0.0
-    for size, batch in zip(sizes, export_forms.pieces_of(samples.content, sizes), strict=True):
+    for size in sizes:
+        batch = samples.piece(0, size)
         expected, found = source.predictor.compute(batch, size), answer(batch)
         worst = max(worst, _largest_difference(expected, found))
     if not worst <= _TOLERANCE:
@@ -199,8 +202,8 @@ def _checked(source: ExportSource, answer: Answer, form: str) -> ExportCheck:
             fix="export it in another form, such as --to safetensors",
         )
     return ExportCheck(
-        num_samples=samples.num_samples, data=samples.data, batch_sizes=sizes,
-        difference=worst, tolerance=_TOLERANCE,
+        num_samples=most, data=samples.data, batch_sizes=sizes, difference=worst,
+        tolerance=_TOLERANCE,
     )  # fmt: skip
 
 
@@ -218,23 +221,21 @@ def _largest_difference(expected: Any, found: Any) -> float:
 
 def _quantized(source: ExportSource, part: Path, calibration: SampleInputs) -> ExportCheck:
     """Replaces a checked file by its 8-bit form, if that is as good."""
-    checked = _checked(source, export_forms.answer_onnx(source, part), "onnx")
+    checked = _checked(source, export_forms.answer_onnx(source, part))
     small = part.with_name(f"int8-{part.name}")
     export_int8.quantize(part, small, calibration)
-    samples = source.samples
-    assert samples is not None
-    labels = source.facts.labels
+    samples, labels = source.samples, source.facts.labels
     full = export_forms.answer_onnx(source, part)
     answer = export_forms.answer_onnx(source, small)
     metric, before, after = export_int8.judged(
         samples, full, answer, None if labels is None else len(labels)
     )
     move_into_place(small, part)
-    return ExportCheck(
-        num_samples=checked.num_samples, data=checked.data, batch_sizes=checked.batch_sizes,
-        difference=_largest_difference(full(samples.content), answer(samples.content)),
-        tolerance=checked.tolerance, metric=metric, before=before, after=after,
-        allowed_fall=export_int8.ALLOWED_FALL,
+    compared = samples.piece(0, checked.num_samples)
+    return msgspec.structs.replace(
+        checked, num_samples=samples.num_samples,
+        difference=_largest_difference(full(compared), answer(compared)),
+        metric=metric, before=before, after=after, allowed_fall=export_int8.ALLOWED_FALL,
     )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 
-from flatout.engine.serve.array_rows import array_rows
+from flatout.engine.predict.array_rows import Array, array_rows
 from flatout.engine.serve.batch_times import best_size, measured_sizes
-from flatout.engine.serve.input_arrays import Array, arrays_of, wire_tensor
+from flatout.engine.serve.input_arrays import arrays_of, wire_tensor
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
 from flatout.schema.export_protocol import ExportedFacts
 from flatout.schema.finding import Finding
@@ -35,7 +35,7 @@ class ExportedModel:
         facts: what the file says of itself.
         device: where it computes.
         compute: makes arrays by name of a list of arrays.
-        recipe: how it computes, with reasons.
+        num_threads: of the CPU; None leaves it to the library.
     """
 
     def __init__(
@@ -45,19 +45,16 @@ class ExportedModel:
         facts: ExportedFacts,
         device: str,
         compute: Callable[[Sequence[Array]], Mapping[str, Array]],
-        recipe: Sequence[str] = (),
+        num_threads: int | None = None,
     ) -> None:
         self._name = name
         self._form = form
         self._facts = facts
         self._device = device
         self._run = compute
-        self._recipe = tuple(recipe)
+        self._num_threads = num_threads
+        self.findings: list[Finding] = []
         self.usual_keys: set[Hashable] = set()
-
-    @property
-    def findings(self) -> Sequence[Finding]:
-        return ()
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         facts = self._facts
@@ -75,7 +72,7 @@ class ExportedModel:
             example=example.value if isinstance(example, ValueInput) else None,
             device=self._device,
             precision=facts.precision,
-            recipe=self._recipe,
+            recipe=(f"num_threads={self._num_threads}",) if self._num_threads else (),
             batch_s=batch_s,
             max_samples=start.max_samples or best_size(batch_s, start.latency_s),
             unit=facts.unit,
@@ -120,8 +117,16 @@ class ExportedModel:
             return "memory"
         return "device" if "CUDA failure" in text or "CUDA error" in text else "other"
 
+    def release_memory(self) -> None:
+        pass
+
     def memory_bytes(self) -> int | None:
         return None
+
+
+def num_threads_of(start: ReplicaStart) -> int | None:
+    """Threads on the CPU: those that the user fixed, or this replica's share."""
+    return start.fixed.get("num_threads") or start.num_threads
 
 
 def _example(facts: ExportedFacts) -> AnyInput:

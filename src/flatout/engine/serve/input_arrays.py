@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy
 
+from flatout.engine.predict.array_rows import Array
 from flatout.schema.serve_model import DATATYPES, TensorSpec
 from flatout.schema.serve_protocol import AnyInput, TensorInput, ValueInput, WireTensor
-
-Array = numpy.ndarray[Any, Any]
 
 
 def arrays_of(given: AnyInput, specs: Sequence[TensorSpec]) -> list[Array]:
@@ -86,10 +85,10 @@ def _numbers(value: Any, spec: TensorSpec) -> Array:
     except ValueError as error:
         raise ValueError(f"the lists in `{spec.name}` are not of the same length") from error
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"`{spec.name}` has something else than numbers")
-    # A whole number is as good as the same with a point.
+        raise ValueError(f"`{spec.name}` contains something other than numbers")
+    # JSON writes 1.0 as 1.
     if array.dtype.kind in "iu" and spec.dtype.startswith("float"):
-        array = array.astype(spec.dtype)
+        array = array.astype("float64")
     if array.ndim == len(spec.shape) - 1:
         array = array[numpy.newaxis]
     return array
@@ -97,24 +96,24 @@ def _numbers(value: Any, spec: TensorSpec) -> Array:
 
 def _as_in(array: Array, spec: TensorSpec) -> Array:
     """The array in the spec's dtype, where no number changes but by rounding."""
-    if array.ndim != len(spec.shape):
+    sizes = zip(array.shape[1:], spec.shape[1:], strict=False)
+    if array.ndim != len(spec.shape) or any(given != size for given, size in sizes if size):
         raise ValueError(
-            f"`{spec.name}` has the shape {list(array.shape)}; the model takes {shape_text(spec)}"
+            f"`{spec.name}` has the shape {list(array.shape)}; the model takes {spec.shape_text}"
         )
     dtype = numpy.dtype(spec.dtype)
     if array.dtype == dtype:
         return array
     kinds = array.dtype.kind + dtype.kind
-    if kinds == "ff":
-        return array.astype(dtype)
-    if set(kinds) <= set("iu"):
-        converted = array.astype(dtype)
-        if numpy.array_equal(converted, array):
+    if kinds == "ff" or set(kinds) <= set("iu"):
+        with numpy.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        if kinds == "ff":
+            # No number of the client's becomes infinite.
+            is_same = numpy.array_equal(numpy.isfinite(converted), numpy.isfinite(array))
+        else:
+            is_same = numpy.array_equal(converted, array)
+        if is_same:
             return converted
+        raise ValueError(f"`{spec.name}` has a number that {spec.dtype} cannot hold")
     raise ValueError(f"`{spec.name}` is {array.dtype.name}; the model takes {spec.dtype}")
-
-
-def shape_text(spec: TensorSpec) -> str:
-    """A spec's shape, such as `[n, 1, 28, 28]`."""
-    sizes = ["n", *("any" if size is None else str(size) for size in spec.shape[1:])]
-    return f"[{', '.join(sizes)}]"

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flatout.engine.predict.rows import is_picture, rows_of
+from flatout.engine.predict.rows import is_picture, plain_value, rows_of
 
 
 def json_rows(
@@ -28,7 +28,7 @@ def json_rows(
         UsageError: bad-prediction; what `encode` raises.
     """
     if encode is not None:
-        encoded = [encode(_of_sample(predictions, row)) for row in range(num_samples)]
+        encoded = [plain_value(encode(_of_sample(predictions, row))) for row in range(num_samples)]
         return [row if isinstance(row, dict) else {"prediction": row} for row in encoded]
     rows = rows_of(predictions, num_samples, labels, top)
     for row in rows:

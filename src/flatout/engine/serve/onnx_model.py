@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.engine.serve.exported_model import ExportedModel
-from flatout.engine.serve.input_arrays import Array
+from flatout.engine.predict.array_rows import Array
+from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.export_protocol import FACTS, ExportedFacts
 from flatout.schema.serve_model import TensorSpec
@@ -43,28 +43,24 @@ def open_onnx(start: ReplicaStart) -> ExportedModel:
         outputs = session.run(names, dict(zip(inputs, arrays, strict=True)))
         return dict(zip(names, outputs, strict=True))
 
-    threads = start.num_threads or start.fixed.get("num_threads")
-    recipe = [f"num_threads={threads}: its share of the machine"] if threads else []
-    return ExportedModel(path.name, "onnx", facts, device, compute, recipe)
+    return ExportedModel(path.name, "onnx", facts, device, compute, num_threads_of(start))
 
 
-def open_session(path: Path, start: ReplicaStart | None = None) -> tuple[Any, str]:
+def open_session(path: Path, start: ReplicaStart) -> tuple[Any, str]:
     """onnxruntime's session of a file, and its device."""
     library = onnxruntime()
     options = library.SessionOptions()
-    fixed = start.fixed if start is not None else {}
-    threads = fixed.get("num_threads") or (start.num_threads if start is not None else None)
-    if threads:
-        options.intra_op_num_threads = threads
+    # 0: by its own choice.
+    options.intra_op_num_threads = num_threads_of(start) or 0
     # Errors come as exceptions; warnings of its optimizer are not for a person.
     options.log_severity_level = 3
-    device = _device(fixed.get("device"), library.get_available_providers())
+    device = start.fixed.get("device", "cpu")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.startswith("cuda"):
         number = int(device.partition(":")[2] or 0)
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": number}))
     try:
-        return library.InferenceSession(str(path), options, providers=providers), device
+        session = library.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
         raise RunFailed(
             "exported-file-not-readable",
@@ -72,6 +68,16 @@ def open_session(path: Path, start: ReplicaStart | None = None) -> tuple[Any, st
             because=str(error).splitlines()[0] if str(error) else type(error).__name__,
             fix="export the run again: flatout export RUN --to onnx",
         ) from error
+    # It falls back to the CPU by itself, such as without the libraries of CUDA.
+    used = session.get_providers()
+    if device.startswith("cuda") and "CUDAExecutionProvider" not in used:
+        raise UsageError(
+            "device-not-here",
+            f"`--device {device}`: onnxruntime cannot use a GPU here.",
+            because=f"it uses {', '.join(used)}",
+            fix=f"use --device cpu, or {install_command('onnxruntime-gpu')}",
+        )
+    return session, device
 
 
 def onnxruntime() -> Any:
@@ -128,17 +134,3 @@ def _spec(given: Any) -> TensorSpec:
             fix="export the model with tensors whose first dimension is the number of samples",
         )
     return TensorSpec(name=given.name, dtype=dtype, shape=(None, *sizes[1:]))
-
-
-def _device(asked: str | None, providers: Sequence[str]) -> str:
-    has_cuda = "CUDAExecutionProvider" in providers
-    if asked is None:
-        return "cuda" if has_cuda else "cpu"
-    if asked.startswith("cuda") and not has_cuda:
-        raise UsageError(
-            "device-not-here",
-            f"`--device {asked}`: this onnxruntime computes on the CPU only.",
-            because=f"it has {', '.join(providers)}",
-            fix=f"use --device cpu, or {install_command('onnxruntime-gpu')}",
-        )
-    return asked

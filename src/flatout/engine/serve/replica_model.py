@@ -33,17 +33,14 @@ class InputPart(NamedTuple):
 
 
 class ReplicaModel(Protocol):
-    """A model that answers batches."""
+    """A model that answers batches.
 
-    @property
-    def findings(self) -> Sequence[Finding]:
-        """What is worth knowing about how it was loaded."""
-        ...
+    findings: what is worth knowing about how it was loaded, and its warm-up.
+    usual_keys: of samples that were computed in the warm-up.
+    """
 
-    @property
-    def usual_keys(self) -> set[Hashable]:
-        """Keys of samples that were computed in the warm-up."""
-        ...
+    findings: list[Finding]
+    usual_keys: set[Hashable]
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         """Chooses how to compute, and measures batches; yields what it does."""
@@ -82,7 +79,11 @@ class ReplicaModel(Protocol):
         ...
 
     def failure_kind(self, error: Exception) -> FailureKind:
-        """What went wrong; where memory ran out, what is not in use was given back."""
+        """What went wrong."""
+        ...
+
+    def release_memory(self) -> None:
+        """Gives back what is not in use, before less is tried."""
         ...
 
     def memory_bytes(self) -> int | None:

@@ -10,9 +10,13 @@ import torch
 
 from flatout.engine.model import precision
 from flatout.engine.predict.predictor import Predictor, load, on_cpu
+from flatout.engine.predict.rows import plain_value
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.device import use_device
-from flatout.engine.runtime.error_map import is_out_of_memory
+from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
+from flatout.engine.runtime.gpu_memory import release_memory
+from flatout.engine.runtime.user_code import kind_text
+from flatout.engine.serve.inference_recipe import COMPILED
 from flatout.engine.serve.input_arrays import wire_tensor
 from flatout.engine.serve.input_reader import InputReader, named_tensors
 from flatout.engine.serve.json_rows import json_rows
@@ -21,7 +25,6 @@ from flatout.engine.serve.run_warm_up import warmed_up
 from flatout.engine.session.session import process_settings
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.errors import UsageError
-from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import AnyInput, ReplicaStart, WireTensor
 from flatout.schema.units import counted_text
@@ -46,6 +49,7 @@ class RunModel:
         self.call: Callable[[Any], Any] = self.predictor.call
         self.is_channels_last = self.predictor.recipe.memory_format.value == "channels_last"
         self.reader = InputReader(self.predictor.experiment, scratch)
+        self.findings = list(self.predictor.findings)
         self.usual_keys: set[Hashable] = set()
         self._scratch = scratch
         self._autocast = precision.autocast(
@@ -55,10 +59,6 @@ class RunModel:
         stack.enter_context(self.predictor.fitted())
         stack.enter_context(process_settings(self.predictor.recipe))
         rng.seed_generators(rng.mixed_seed(self.predictor.seed, "prediction"))
-
-    @property
-    def findings(self) -> Sequence[Finding]:
-        return self.predictor.findings
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         return warmed_up(self, start)
@@ -128,16 +128,19 @@ class RunModel:
                 piece = next(pieces, None)
             if piece is None:
                 return
-            yield piece
+            if not isinstance(piece, str):
+                raise TypeError(f"`stream` yields {kind_text(piece)}, not texts")
+            yield plain_value(piece)
 
     def failure_kind(self, error: Exception) -> FailureKind:
-        is_cuda = self.predictor.device.type == "cuda"
         if is_out_of_memory(error):
-            if is_cuda:
-                torch.cuda.empty_cache()
             return "memory"
         # Every later call raises the same: only a new process can use the device.
-        return "device" if is_cuda and "CUDA error" in str(error) else "other"
+        is_lost = isinstance(error, CaptureBroken) or "CUDA error" in str(error)
+        return "device" if is_lost and self.predictor.device.type == "cuda" else "other"
+
+    def release_memory(self) -> None:
+        release_memory()
 
     def memory_bytes(self) -> int | None:
         device = self.predictor.device
@@ -146,8 +149,12 @@ class RunModel:
 
 def loaded(start: ReplicaStart) -> Predictor:
     """The run's predictor, with the number of threads that the server leaves to this process."""
-    # Not of a prediction in general: `SpeedTrial` tries them.
-    use = {name: value for name, value in start.fixed.items() if name != "compiled"}
+    # `SpeedTrial` tries these; for a prediction in general they have no effect.
+    use = {
+        name: value
+        for name, value in start.fixed.items()
+        if name != "capture" and (name != "compiled" or value not in ("off", *COMPILED))
+    }
     if start.num_threads is not None:
         use.setdefault("num_threads", start.num_threads)
     return load(start.model, use=use, parameters=start.parameters, experiment=start.experiment)

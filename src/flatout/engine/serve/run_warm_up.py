@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from flatout.engine.serve.batch_times import best_size, measured_sizes
 from flatout.engine.serve.inference_recipe import SpeedTrial
 from flatout.engine.serve.input_reader import named_tensors, specs_of
@@ -56,6 +58,7 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
         batch_s=batch_s,
         max_samples=start.max_samples or best_size(batch_s, start.latency_s),
         unit=experiment.unit,
+        num_threads=torch.get_num_threads() if predictor.device.type == "cpu" else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from flatout.system.source_path import is_installed
 
 # Two lengths, to see which dimensions depend on it. Their letters are in most alphabets.
 _TEXTS = ("the", "the first of these")
+# The form of one sample is that of all.
+_NUM_TRIED = 8
 _TARGETS = {"label", "labels", "target", "targets", "y"}
 
 
@@ -52,6 +54,12 @@ class SampleInputs:
         """Whether a client can send the same as tensors."""
         return is_all_tensors(self.content)
 
+    def piece(self, start: int, end: int) -> Any:
+        """Some of the samples, as a batch."""
+        if next(tensors_in(self.content), None) is None:
+            return self.content[start:end]
+        return with_tensors(self.content, (part[start:end] for part in tensors_in(self.content)))
+
 
 def find_sample_inputs(
     predictor: Predictor,
@@ -64,20 +72,32 @@ def find_sample_inputs(
     Texts come first, then samples of the validation or training data as `decode` or `predict_data`
     reads them, then an image, and last the training data as it is.
     """
-    batch, name = training_batch(predictor, num_samples, names)
-    tries: list[Callable[[], Iterator[SampleInputs]]] = [lambda: _texts(reader)]
-    if batch is not None:
-        tries += [lambda: _decoded(predictor, reader, batch), lambda: _from_array(reader, batch)]
-    tries.append(lambda: _picture(reader))
-    if batch is not None:
-        tries.append(lambda: _as_in_training(batch))
-    for attempt in tries:
-        # Each of them is a guess: the experiment may refuse it in any way.
-        with contextlib.suppress(Exception):
-            for found in attempt():
-                if _is_computed(predictor, found):
-                    return replace(found, data=name) if found.num_samples > 1 else found
+    for found in _guesses(predictor, reader, num_samples, names):
+        if _is_computed(predictor, found):
+            return found
     return None
+
+
+def _guesses(
+    predictor: Predictor, reader: InputReader, num_samples: int, names: Sequence[str]
+) -> Iterator[SampleInputs]:
+    yield from _until_refused(_texts(reader))
+    # Only now: to build the data may take longer than all the rest.
+    batch, name = training_batch(predictor, num_samples, names)
+    if batch is not None:
+        for guesses in (_decoded(predictor, reader, batch), _from_array(reader, batch)):
+            for found in _until_refused(guesses):
+                yield replace(found, data=name)
+    yield from _until_refused(_picture(reader))
+    if batch is not None:
+        for found in _until_refused(_as_in_training(batch)):
+            yield replace(found, data=name)
+
+
+def _until_refused(guesses: Iterator[SampleInputs]) -> Iterator[SampleInputs]:
+    """The experiment may refuse a guess in any way."""
+    with contextlib.suppress(Exception):
+        yield from guesses
 
 
 def training_batch(predictor: Predictor, num_samples: int, names: Sequence[str]) -> tuple[Any, str]:
@@ -125,8 +145,9 @@ def _as_tensor(value: Any) -> Tensor | None:
 
 
 def _is_computed(predictor: Predictor, found: SampleInputs) -> bool:
+    count = min(found.num_samples, _NUM_TRIED)
     try:
-        predictor.compute(found.content, found.num_samples)
+        predictor.compute(found.piece(0, count), count)
     except Exception:  # noqa: BLE001 - only whether it can be computed is asked
         return False
     return True
@@ -154,14 +175,19 @@ def _decoded(predictor: Predictor, reader: InputReader, batch: Any) -> Iterator[
     for candidate, targets in without_targets(batch):
         if not isinstance(candidate, Tensor):
             continue
-        values = [ValueInput(_rounded(sample.tolist())) for sample in candidate]
-        read = [reader.read(value) for value in values]
+        # One after the other: as lists, numbers take many times their memory.
+        read = [reader.read(_value(sample)) for sample in candidate]
         if all(one.num_samples == 1 and is_all_tensors(one.data) for one in read):
             columns = zip(*(tensors_in(one.data) for one in read), strict=True)
             content = with_tensors(read[0].data, (torch.cat(column) for column in columns))
             yield SampleInputs(
-                content=content, num_samples=len(read), given=values[0], targets=targets
-            )
+                content=content, num_samples=len(read), given=_value(candidate[0]),
+                targets=targets,
+            )  # fmt: skip
+
+
+def _value(sample: Tensor) -> ValueInput:
+    return ValueInput(_rounded(sample.tolist()))
 
 
 def _rounded(value: Any) -> Any:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from flatout.engine.runtime.fast_import import import_quickly
+from flatout.engine.runtime.lazy_compiler import defer_compiler
 from flatout.engine.serve.answering import Answers, DeviceLost, model_failed, refused_input
 from flatout.engine.serve.replica_model import ReplicaModel
 from flatout.errors import FlatoutError, RunFailed
@@ -79,10 +81,16 @@ def _opened(start: ReplicaStart, stack: contextlib.ExitStack) -> ReplicaModel:
         from flatout.engine.serve.onnx_model import open_onnx
 
         return open_onnx(start)
+    import_quickly("torch")
     if ending == ".pt2":
         from flatout.engine.serve.program_model import open_program
 
         return open_program(start)
+    import torch
+
+    if not torch.cuda.is_available():
+        # Setting a flag of torch would import its compiler, which takes as long as torch itself.
+        defer_compiler()
     from flatout.engine.serve.run_model import RunModel
 
     return RunModel(start, stack.enter_context(ScratchFiles()), stack)
@@ -124,12 +132,12 @@ class Replies:
     def _answer(self, batch: Batch) -> None:
         streamed = [item for item in batch.items if item.is_stream]
         others = [item for item in batch.items if not item.is_stream]
-        try:
-            for answer in self._answers.of(others):
+        for answer in self._answers.of(others):
+            try:
                 self._stdio.write(answer, is_flushed=False)
-        except DeviceLost as lost:
-            # What was not answered is sent to another replica.
-            raise _lost(lost.__cause__) from lost
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                # The experiment's `encode` has made something that no message can hold.
+                self._stdio.write(model_failed(answer.id, error), is_flushed=False)
         answers = self._answers
         done = BatchDone(
             first=batch.items[0].id if batch.items else None,
@@ -153,7 +161,7 @@ class Replies:
             piece = next(stream.pieces, None)
         except Exception as error:
             if self._model.failure_kind(error) == "device":
-                raise _lost(error) from error
+                raise DeviceLost from error
             traceback.print_exc()
             refused = refused_input if not stream.has_pieces else model_failed
             self._finish(stream, refused(stream.item.id, error))
@@ -210,19 +218,17 @@ class _Stream:
         self.has_pieces = False
 
 
-def _lost(error: BaseException | None) -> RunFailed:
-    return RunFailed(
-        "gpu-state-lost",
-        "this process can no longer use the GPU.",
-        because=str(error).splitlines()[0] if str(error) else None,
-        fix="nothing to do: the server starts a new replica",
-    )
-
-
 def _failure(error: BaseException) -> ReplicaFailed:
-    """The message that says why nothing more comes."""
+    """The message that says why nothing more comes. What was not answered, another replica gets."""
     known = error if isinstance(error, FlatoutError) else None
-    if known is None and "torch" in sys.modules:
+    if isinstance(error, DeviceLost):
+        known = RunFailed(
+            "gpu-state-lost",
+            "this process can no longer use the GPU.",
+            because=str(error.__cause__).partition("\n")[0],
+            fix="nothing to do: the server starts a new replica",
+        )
+    elif known is None and "torch" in sys.modules:
         from flatout.engine.runtime.error_map import to_flatout_error
 
         known = to_flatout_error(error)
