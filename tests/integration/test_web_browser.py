@@ -24,6 +24,8 @@ from flatout.system.store.run_folder import RunFolder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CHROMIUM = Path("/usr/bin/chromium")
+TOKEN = "s3cret-token"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.title='RUN'\">"
 PAGES = ("home", "runs", "runs/digits-0001", "runs/failed-0001",
          "compare?run=digits-0001&run=digits-0002")  # fmt: skip
@@ -60,7 +62,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def address(state: Path) -> Iterator[str]:
     """The address of a server of the command line."""
     argv = [sys.executable, "-P", "-m", "flatout", "web", "--port", "0", "--json"]
-    environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC)}
+    environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC),
+                   "FLATOUT_WEB_TOKEN": TOKEN}  # fmt: skip
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         text = ""
@@ -68,7 +71,7 @@ def address(state: Path) -> Iterator[str]:
             line = server.stdout.readline()
             assert line, "the server has ended"
             text += line
-        yield json.loads(text)["url"]
+        yield json.loads(text)["url"].partition("home?token=")[0]
         server.terminate()
 
 
@@ -86,7 +89,7 @@ class Visit:
     """A page that was opened, and everything that went wrong in it."""
 
     def __init__(self, browser: Any, address: str, path: str, **options: Any) -> None:
-        self.context = browser.new_context(**options)
+        self.context = browser.new_context(extra_http_headers=BEARER, **options)
         self.page = self.context.new_page()
         self.problems: list[str] = []
         self.page.on("console", self._note)
@@ -137,6 +140,20 @@ def test_from_home_to_a_run_and_a_comparison(browser: Any, address: str) -> None
         keep_picture(page, "compare")
 
 
+def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}runs")
+    assert "contains a token" in page.inner_text("body")
+    page.goto(f"{address}home?token={TOKEN}")
+    page.get_by_role("heading", name="Machine", exact=True).wait_for()
+    assert TOKEN not in page.url
+    assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
+    page.get_by_role("button", name="Español").click()
+    page.get_by_role("heading", name="Máquina").wait_for()
+    context.close()
+
+
 def test_runs_are_filtered(browser: Any, address: str) -> None:
     with Visit(browser, address, "runs") as page:
         page.get_by_label("Only runs with").fill("accuracy>0.9")
@@ -151,7 +168,8 @@ def test_runs_are_filtered(browser: Any, address: str) -> None:
 def test_chart_of_a_long_run_zooms_to_single_lines(browser: Any, address: str) -> None:
     share = 0.0
     while share < 1:
-        with urllib.request.urlopen(f"{address}chart.json?run=long-0001&panel=loss") as answer:
+        chart_address = f"{address}chart.json?run=long-0001&panel=loss"
+        with urllib.request.urlopen(urllib.request.Request(chart_address, headers=BEARER)) as answer:
             share = json.load(answer)["charts"][0]["share_read"]
     with Visit(browser, address, "runs/long-0001") as page:
         chart = page.locator(".chart").first

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -26,9 +28,15 @@ def test_server_answers_until_ctrl_c(cli: Any) -> None:
             assert line, process.stderr.read()
             text += line
         ready = json.loads(text)
-        assert ready["needs_token"] is False
-        with urllib.request.urlopen(f"{ready['url']}runs.json", timeout=30) as answer:
+        base, _, token = ready["url"].partition("home?token=")
+        assert ready["needs_token"] is True
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"{base}runs.json", headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
             assert json.load(answer)["num_runs"] == 0
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{base}runs.json", timeout=30)
+        assert refused.value.code == 401
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()
@@ -37,17 +45,24 @@ def test_server_answers_until_ctrl_c(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "needs_token"),
-    [("127.0.0.1", None, False), ("localhost", "x", True), ("0.0.0.0", None, True)],
-)
-def test_token_is_needed(host: str, token: str | None, needs_token: bool) -> None:
-    with web_api.WebServer(WebRequest(host=host, port=0, token=token)) as server:
+    ("host", "token", "is_read_only", "needs_token"),
+    [
+        ("127.0.0.1", None, False, True), ("localhost", "x", False, True),
+        ("0.0.0.0", None, False, True), ("127.0.0.1", None, True, False),
+        ("127.0.0.1", "x", True, True), ("0.0.0.0", None, True, True),
+    ],
+)  # fmt: skip
+def test_token_is_needed_unless_nothing_can_be_changed(
+    host: str, token: str | None, is_read_only: bool, needs_token: bool
+) -> None:
+    request = WebRequest(host=host, port=0, token=token, is_read_only=is_read_only)
+    with web_api.WebServer(request) as server:
         assert server.ready.needs_token is needs_token
         assert ("token=" in server.ready.url) is needs_token
 
 
 def test_random_tokens_differ() -> None:
-    request = WebRequest(host="0.0.0.0", port=0)
+    request = WebRequest(port=0)
     with web_api.WebServer(request) as first, web_api.WebServer(request) as second:
         tokens = {server.ready.url.partition("token=")[2] for server in (first, second)}
     assert len(tokens) == 2 and all(len(token) >= 32 for token in tokens)
@@ -55,7 +70,8 @@ def test_random_tokens_differ() -> None:
 
 def test_port_that_is_in_use() -> None:
     with web_api.WebServer(WebRequest(port=0)) as server:
-        port = int(server.ready.url.rpartition(":")[2].strip("/"))
+        port = urlsplit(server.ready.url).port
+        assert port is not None
         with pytest.raises(UsageError) as raised:
             web_api.WebServer(WebRequest(port=port))
     assert raised.value.rule == "port-in-use"

@@ -9,7 +9,7 @@ class WebRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How the pages are served.
 
     host, port: to listen on; port 0 takes a free one. token: that a browser must show once; None
-    makes one up where other computers can connect, and needs none elsewhere.
+    makes one up, unless nothing can be changed and only this computer can connect.
     is_read_only: refuses every change of this machine and its runs.
     """
 

@@ -8,7 +8,7 @@ import click
 @click.command("web")
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
-    help="Address to listen on; 0.0.0.0 is open to other computers, with a token.",
+    help="Address to listen on; 0.0.0.0 is open to other computers.",
 )  # fmt: skip
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8420, metavar="N", show_default=True,
@@ -16,8 +16,8 @@ import click
 )  # fmt: skip
 @click.option(
     "--token", envvar="FLATOUT_WEB_TOKEN", metavar="TEXT|@FILE",
-    help="Token that a browser must show; also from FLATOUT_WEB_TOKEN. Random by default where "
-    "other computers can connect.",
+    help="Token that a browser must show; also from FLATOUT_WEB_TOKEN. Random by default; none with "
+    "--read-only on this computer alone.",
 )  # fmt: skip
 @click.option("--read-only", "is_read_only", is_flag=True, help="Refuse every change.")
 @click.option("--json", "is_json", is_flag=True, help="Print the address as a JSON document.")
