@@ -168,8 +168,8 @@ def test_runs_are_filtered(browser: Any, address: str) -> None:
 def test_chart_of_a_long_run_zooms_to_single_lines(browser: Any, address: str) -> None:
     share = 0.0
     while share < 1:
-        chart_address = f"{address}chart.json?run=long-0001&panel=loss"
-        with urllib.request.urlopen(urllib.request.Request(chart_address, headers=BEARER)) as answer:
+        url = f"{address}chart.json?run=long-0001&panel=loss"
+        with urllib.request.urlopen(urllib.request.Request(url, headers=BEARER)) as answer:
             share = json.load(answer)["charts"][0]["share_read"]
     with Visit(browser, address, "runs/long-0001") as page:
         chart = page.locator(".chart").first

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from flatout.schema import run_lines
+from flatout.schema import change_journal, run_lines
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
@@ -18,7 +18,8 @@ WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
 TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("templates/*.html")}
 KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
-GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line")
+GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
+          "plan_row", "plan_step", "changed", "alarm")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -74,6 +75,9 @@ def test_names_of_ours_have_texts() -> None:
     assert [kind for kind in kinds if f"event.{kind}" not in KEYS] == []
     assert [name for name in get_args(Status) if f"status.{name}" not in KEYS] == []
     assert [name for name in get_args(Origin) if f"origin.{name}" not in KEYS] == []
+    hows, changes = get_args(change_journal.How), get_args(change_journal.Status)
+    assert [name for name in hows if f"plan_step.{name}" not in KEYS] == []
+    assert [name for name in changes if f"changed.{name}" not in KEYS] == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Pages and addresses
 
 - a page is a function of a `PageRequest` that returns a `WebPage`: a template's name and its data.
   The same data is the page as JSON, at the address with `.json` after it
-- `/home`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B`; they stay as they are, so that they can be
+- `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...; they stay as they are, so that they can be
   kept as bookmarks
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines
@@ -16,7 +16,8 @@ Data
 - pages are read-only functions of the faces of the packages below (`runs`, `doctor`, ...), called
   in threads. `PageContext` holds what outlives a request: `RunCache` reads a run again only where
   one of its files has changed; `HealthWatch` examines the machine in the background
-- curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw
+- curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw; those
+  of the machine from `sample_index.py`, an index for each day
 - what cannot be read becomes a Finding in its own section (`page.py: section`); the rest of the
   page is shown
 - without JavaScript a page is complete; with it, charts zoom and parts with `data-live` are
@@ -30,7 +31,9 @@ Security
 - everything in a template is escaped; scripts and styles come from `static/` alone
   (Content-Security-Policy), so no `style=` and no `onclick=` in a template
 - a change is a POST by `application.py: change`: the same origin, the form's token, and not
-  with --read-only
+  with --read-only. `api.py` demands a token also on loopback, unless --read-only
+- a change of the machine runs in the background (`machine_change.py`); its plan is looked up among
+  those of the last examination, and never comes from the browser
 
 To add a page
 -------------

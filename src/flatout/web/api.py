@@ -48,7 +48,7 @@ class WebServer:
         self._request = request
         self._is_open = not is_loopback(request.host)
         self._token = request.token
-        # Also on loopback, where other users of this computer can connect: pages change the machine.
+        # Also on loopback: other users can connect there, and pages change the machine.
         if self._token is None and (self._is_open or not request.is_read_only):
             self._token = secrets.token_urlsafe(24)
         self._port: int = self._listener.getsockname()[1]

@@ -22,9 +22,13 @@ from flatout.schema.metric_curves import CurveView
 from flatout.web import render
 from flatout.web.charts import charts_of
 from flatout.web.compare_page import compare_page
+from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
+from flatout.web.explain_page import explain_page, explanation_page
 from flatout.web.gate import Gate, GateRules, is_equal
 from flatout.web.home_page import home_page
 from flatout.web.live import live_lines
+from flatout.web.live_page import live_charts, live_events, live_page
+from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
@@ -35,6 +39,8 @@ _MOST_CHARTED_RUNS = 100
 _LAST_STEP = 2**53
 _YEAR_S = 365 * 24 * 3600
 _MOST_FORM_BYTES = 1 << 20
+# Errors about an address of something that does not exist.
+_NOT_THERE = ("unknown-run", "web-plan-gone", "no-such-change", "nothing-to-explain")
 
 PageFunction = Callable[[PageRequest], WebPage]
 ChangeFunction = Callable[[Request, FormData], Response]
@@ -67,6 +73,17 @@ class _Pages:
         yield from self.page("/home", home_page)
         yield from self.page("/runs", runs_page)
         yield from self.page("/compare", compare_page)
+        yield from self.page("/doctor", doctor_page)
+        yield from self.page("/doctor/plan", plan_page)
+        yield from self.page("/doctor/undo", undo_page)
+        yield self.change("/doctor/plan", lambda _, form: begin_fix(self._context, form))
+        yield self.change("/doctor/undo", lambda _, form: begin_undo(self._context, form))
+        yield from self.page("/live", live_page)
+        yield Route("/live/charts.json", self._live_charts)
+        yield Route("/live/events", self._live_events)
+        yield from self.page("/explain", explain_page)
+        for path in ("/explain", "/explain.json"):
+            yield self.change(path, self._explained, is_allowed_always=True)
         yield Route("/runs/{run}/live", self._live)
         yield from self.page("/runs/{run}", run_page)
         yield Route("/chart.json", self._charts)
@@ -107,7 +124,10 @@ class _Pages:
                     "web-form-expired", "this form is from another start of flatout web.",
                     fix="reload the page, and send it again",
                 ))  # fmt: skip
-            return await run_in_threadpool(act, request, form)
+            try:
+                return await run_in_threadpool(act, request, form)
+            except FlatoutError as error:
+                return self._refused(request, 400, error)
 
         return Route(path, answer, methods=["POST"])
 
@@ -120,10 +140,23 @@ class _Pages:
         try:
             page = build(PageRequest(context=self._context, query=request.query_params, run=run))
         except FlatoutError as error:
-            return self._refused(request, 404 if error.rule == "unknown-run" else 400, error)
+            return self._refused(request, 404 if error.rule in _NOT_THERE else 400, error)
         if is_json:
             return render.as_json(page)
         return render.as_html(page, request, self._rules)
+
+    async def _live_charts(self, request: Request) -> Response:
+        query = PageRequest(context=self._context, query=request.query_params)
+        return render.as_json(await run_in_threadpool(live_charts, query))
+
+    async def _live_events(self, request: Request) -> Response:
+        query = PageRequest(context=self._context, query=request.query_params)
+        return live_events(time_view(query), self._is_stopping)
+
+    def _explained(self, request: Request, form: FormData) -> Response:
+        is_json = request.url.path.endswith(".json")
+        page = explanation_page(self._context, form, is_shared=is_json)
+        return render.as_json(page) if is_json else render.as_html(page, request, self._rules)
 
     async def _first(self, request: Request) -> Response:
         return RedirectResponse("/home")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -28,11 +29,16 @@ WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 12, 10, 30
 _NUM_TICKS = 5
 _MARKED_POINTS = 40
+_DAY_S = 86_400
+# Between ticks of an axis of time.
+_TIME_WIDTHS_S = (60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, _DAY_S, 2 * _DAY_S, 5 * _DAY_S,
+                  10 * _DAY_S, 20 * _DAY_S)  # fmt: skip
 
 
 class ChartLine(msgspec.Struct, frozen=True, kw_only=True):
     """A curve in a chart. line: as of `MetricCurve`. color, dash: numbers of classes in style.css.
 
+    values: None where the curve is interrupted.
     num_missing, first_missing_step: values that are not finite.
     """
 
@@ -41,7 +47,7 @@ class ChartLine(msgspec.Struct, frozen=True, kw_only=True):
     color: int
     dash: int
     steps: list[int]
-    values: list[float]
+    values: list[float] | list[float | None]
     num_missing: int = 0
     first_missing_step: int | None = None
 
@@ -49,12 +55,14 @@ class ChartLine(msgspec.Struct, frozen=True, kw_only=True):
 class ChartData(msgspec.Struct, frozen=True, kw_only=True):
     """The curves of one panel, of one run or several.
 
+    is_time: steps are seconds since the epoch.
     share_read: of the metrics; below 1 the curves end early. num_unread: damaged lines.
     """
 
     panel: str
     lines: tuple[ChartLine, ...]
     is_log: bool
+    is_time: bool = False
     share_read: float = 1.0
     num_unread: int = 0
 
@@ -140,7 +148,7 @@ def _chart(panel: str, run_ids: Sequence[str], known: dict[str, MetricCurves]) -
         _line(run_id, curve, *_look(number, kinds.index(curve.line), is_several=len(run_ids) > 1))
         for run_id, number, curve in found
     ]
-    values = [value for line in lines for value in line.values]
+    values = _known(lines)
     return ChartData(
         panel=panel,
         lines=tuple(lines),
@@ -169,7 +177,7 @@ def _line(run_id: str, curve: MetricCurve, color: int, dash: int) -> ChartLine:
 def picture(chart: ChartData) -> ChartPicture | None:
     """A chart as a picture; None without a single point."""
     steps = [step for line in chart.lines for step in line.steps]
-    values = [value for line in chart.lines for value in line.values]
+    values = _known(chart.lines)
     if not steps:
         return None
     first, last = min(steps), max(steps)
@@ -188,27 +196,60 @@ def picture(chart: ChartData) -> ChartPicture | None:
 
     paths = []
     for line in chart.lines:
-        points = [(x_of(step), y_of(value))
+        points = [(x_of(step), None if value is None else y_of(value))
                   for step, value in zip(line.steps, line.values, strict=True)]  # fmt: skip
-        text = "L".join(f"{x:g} {y:g}" for x, y in points)
-        dots = tuple(points) if len(points) <= _MARKED_POINTS else ()
-        path = f"M{text}" if points else ""
+        dots = tuple((x, y) for x, y in points if y is not None)
+        dots = dots if len(points) <= _MARKED_POINTS else ()
+        path = _path(points)
         paths.append(ChartPath(path=path, dots=dots, color=line.color, dash=line.dash))
     unit = _unit(chart.panel, high)
     y_values = log_ticks(low, high) if chart.is_log else [
         unit * tick for tick in linear_ticks(low / unit, high / unit)
     ]  # fmt: skip
     x_values = [step for step in linear_ticks(first, last) if step == int(step)] or [first]
+    x_labels: list[tuple[float, str]] = [(step, count_text(int(step))) for step in x_values]
+    if chart.is_time:
+        x_labels = time_ticks(first, last)
     return ChartPicture(
         paths=tuple(paths),
-        x_ticks=tuple(AxisTick(x_of(step), count_text(int(step))) for step in x_values),
+        x_ticks=tuple(AxisTick(x_of(step), label) for step, label in x_labels),
         y_ticks=tuple(AxisTick(y_of(value), value_text(chart.panel, value)) for value in y_values),
     )
 
 
+def _known(lines: Iterable[ChartLine]) -> list[float]:
+    return [value for line in lines for value in line.values if value is not None]
+
+
+def _path(points: Iterable[tuple[float, float | None]]) -> str:
+    """The path through points, interrupted where a value is None."""
+    parts: list[str] = []
+    is_interrupted = True
+    for x, y in points:
+        if y is not None:
+            parts.append(f"{'M' if is_interrupted else 'L'}{x:g} {y:g}")
+        is_interrupted = y is None
+    return "".join(parts)
+
+
+def time_ticks(first: float, last: float) -> list[tuple[float, str]]:
+    """Round local times between two others, about five of them, with their labels."""
+    span = last - first
+    width = next((one for one in _TIME_WIDTHS_S if one * _NUM_TICKS >= span), _TIME_WIDTHS_S[-1])
+    offset = datetime.fromtimestamp(first).astimezone().utcoffset()
+    offset_s = offset.total_seconds() if offset is not None else 0.0
+    at = math.ceil((first + offset_s) / width) * width - offset_s
+    form = "%H:%M" if width < _DAY_S else "%m-%d"
+    ticks = []
+    while at <= last:
+        ticks.append((at, datetime.fromtimestamp(at).strftime(form)))
+        at += width
+    return ticks
+
+
 def _unit(panel: str, high: float) -> float:
     """The unit in which a panel's numbers are round: bytes are read as KiB, MiB ..."""
-    is_bytes = panel.endswith("_bytes") and high > 1
+    is_bytes = panel.endswith(("_bytes", "_bytes_per_s")) and high > 1
     return float(1024 ** int(math.log2(high) // 10)) if is_bytes else 1.0
 
 
@@ -240,6 +281,8 @@ def value_text(panel: str, value: float | None) -> str:
         return "-"
     if panel.endswith("_bytes"):
         return bytes_text(value)
-    if is_ratio(panel) and 0 <= value <= 1:
+    if panel.endswith("_bytes_per_s"):
+        return f"{bytes_text(value)}/s"
+    if (is_ratio(panel) or panel == "utilization") and 0 <= value <= 1:
         return percent_text(value)
     return count_text(int(value)) if value >= 1e4 and value == int(value) else f"{value:.4g}"

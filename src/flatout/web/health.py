@@ -56,6 +56,11 @@ class HealthWatch:
                 threading.Thread(target=self._examine, daemon=True).start()
             return self._health
 
+    def forget(self) -> None:
+        """The machine has changed: the next look at it examines it again."""
+        with self._lock:
+            self._began_s = None
+
     def _examine(self) -> None:
         try:
             health = MachineHealth(examined=self._examine_machine(), at=now_s())

@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, finding_from
 from flatout.web.health import HealthWatch
+from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
 
 T = TypeVar("T")
@@ -21,6 +22,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: RunCache
     health: HealthWatch
+    changes: MachineChanges = msgspec.field(default_factory=MachineChanges)
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from flatout import __version__
 from flatout.schema.addresses import masked
+from flatout.schema.plan import edit_text
 from flatout.schema.suggested_command import typed_value
 from flatout.schema.units import bytes_text, count_text, percent_text, rate_text, seconds_text
 from flatout.web.charts import picture, value_text
@@ -75,7 +76,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "bytes": bytes_text, "count": count_text, "percent": percent_text, "seconds": seconds_text,
         "rate": rate_text, "typed": typed_value, "moment": moment_text, "metric": metric_text,
-        "compared": compared_text, "interval": interval_text,
+        "compared": compared_text, "interval": interval_text, "edit": edit_text,
     }  # fmt: skip
     environment.globals |= {"picture": picture, "value_text": value_text}
     return environment

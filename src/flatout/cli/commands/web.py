@@ -16,8 +16,8 @@ import click
 )  # fmt: skip
 @click.option(
     "--token", envvar="FLATOUT_WEB_TOKEN", metavar="TEXT|@FILE",
-    help="Token that a browser must show; also from FLATOUT_WEB_TOKEN. Random by default; none with "
-    "--read-only on this computer alone.",
+    help="Token that a browser must show; also from FLATOUT_WEB_TOKEN. Random by default; with "
+    "--read-only on this computer alone, none.",
 )  # fmt: skip
 @click.option("--read-only", "is_read_only", is_flag=True, help="Refuse every change.")
 @click.option("--json", "is_json", is_flag=True, help="Print the address as a JSON document.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -51,6 +51,24 @@ CREATE TABLE bucket (
 _Key = tuple[str, str]
 # (step, value)
 _Point = tuple[int, float]
+
+
+# Of a line: its step, and (panel, line, value); None is a value that is not finite.
+_LineValues = tuple[int, Iterable[tuple[str, str, float | None]]]
+
+
+class IndexedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSONL file that is only appended to, and its index.
+
+    index: the SQLite file. read: a line's values; raises msgspec.DecodeError for a damaged one.
+    created_at: another file of the same name has another one. is_finished: nothing more comes.
+    """
+
+    path: Path
+    index: Path
+    read: Callable[[bytes], _LineValues]
+    created_at: float = 0.0
+    is_finished: bool = False
 
 
 class _MetricLine(msgspec.Struct):
@@ -102,13 +120,34 @@ def metric_curves(
     Raises:
         RunFailed: damaged-file, curves-not-indexed.
     """
-    path = index_folder() / f"{folder.path.name}.sqlite"
+    decoder = msgspec.json.Decoder(_MetricLine)
+
+    def read(text: bytes) -> _LineValues:
+        line = decoder.decode(text)
+        return line.step, _values(line)
+
+    file = IndexedFile(
+        path=folder.metrics, index=index_folder() / f"{folder.path.name}.sqlite", read=read,
+        created_at=created_at,
+    )  # fmt: skip
+    return curves_in(file, view, panel=panel, budget_s=budget_s)
+
+
+def curves_in(
+    file: IndexedFile, view: CurveView, *, panel: str | None = None, budget_s: float = 0.25
+) -> MetricCurves:
+    """The curves of a file: see `metric_curves`. budget_s: below 0, nothing new is read.
+
+    Raises:
+        RunFailed: damaged-file, curves-not-indexed.
+    """
+    path = file.index
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     for is_retry in (False, True):
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as db:
-                return _Index(db, folder, created_at).curves(view, panel, budget_s)
+                return _Index(db, file).curves(view, panel, budget_s)
         except sqlite3.OperationalError as error:
             raise _not_indexed(path, error) from error
         except sqlite3.DatabaseError as error:
@@ -121,7 +160,7 @@ def metric_curves(
 
 
 def index_folder() -> Path:
-    """The folder of all indexes."""
+    """The folder of the indexes of all runs."""
     return paths.state_folder() / "web" / "curves"
 
 
@@ -137,19 +176,19 @@ def forget_removed_runs(names: Iterable[str]) -> None:
 def _not_indexed(path: Path, error: sqlite3.Error) -> RunFailed:
     return RunFailed(
         "curves-not-indexed",
-        f"the curves of this run cannot be stored in {path}.",
+        f"the curves cannot be stored in {path}.",
         because=str(error),
         fix="free space on that disk, or make the folder writable",
     )
 
 
 class _Index:
-    """The index of one run, while it is open."""
+    """The index of one file, while it is open."""
 
-    def __init__(self, db: sqlite3.Connection, folder: RunFolder, created_at: float) -> None:
+    def __init__(self, db: sqlite3.Connection, file: IndexedFile) -> None:
         self._db = db
-        self._path = folder.metrics
-        self._created_at = created_at
+        self._file = file
+        self._path = file.path
         # The lines after the last whole block.
         self._rest: list[_Bucket] = []
 
@@ -178,27 +217,34 @@ class _Index:
         size = file.seek(0, 2)
         file.seek(end)
         until_s = elapsed_s() + budget_s
-        while True:
-            block = _read_block(file, end)
-            if not _is_whole(block):
-                # The file ends here.
+        stored = end
+        while budget_s >= 0:
+            block = _read_block(file, end, self._file.read)
+            is_last = not _is_whole(block)
+            if is_last and not (self._file.is_finished and block[-1].end > end):
+                # The file ends here; more lines may come.
                 self._rest, end = block, size
                 break
             self._store(block)
-            end = block[-1].end
+            end = stored = block[-1].end
             if elapsed_s() > until_s:
                 break
-        position = block[-1].end if _is_whole(block) else block[0].start
+        self._note_position(file, stored)
+        return min(1.0, end / size) if size else 1.0
+
+    def _note_position(self, file: BinaryIO, position: int) -> None:
+        """Stores how far the file has been read."""
         file.seek(max(0, position - _MARK_BYTES))
         mark = file.read(min(position, _MARK_BYTES))
-        self._db.execute("UPDATE reading SET end = ?, mark = ?", (position, mark))
-        return min(1.0, end / size) if size else 1.0
+        noted = self._db.execute("SELECT end, mark FROM reading").fetchone()
+        if noted != (position, mark):
+            self._db.execute("UPDATE reading SET end = ?, mark = ?", (position, mark))
 
     def _end_in(self, file: BinaryIO) -> int:
         """How far the file has been read; 0, with an empty index, where it is another one."""
         with contextlib.suppress(sqlite3.OperationalError):
             row = self._db.execute("SELECT version, created_at, end, mark FROM reading").fetchone()
-            if row is not None and row[:2] == (_VERSION, self._created_at):
+            if row is not None and row[:2] == (_VERSION, self._file.created_at):
                 end, mark = row[2:]
                 file.seek(end - len(mark))
                 if file.read(len(mark)) == mark:
@@ -208,7 +254,7 @@ class _Index:
         for statement in _SCHEMA.split(";"):
             self._db.execute(statement)
         self._db.execute(
-            "INSERT INTO reading VALUES (?, ?, 0, x'', 0)", (_VERSION, self._created_at)
+            "INSERT INTO reading VALUES (?, ?, 0, x'', 0)", (_VERSION, self._file.created_at)
         )
         return 0
 
@@ -298,7 +344,7 @@ class _Index:
             return [point for row in rows for point in _extremes(row)]
         place = (rows[0][0], rows[-1][1])
         if place not in raw:
-            raw[place] = list(_read_between(file, *place))
+            raw[place] = list(_read_between(file, *place, self._file.read))
         return [point for bucket in raw[place] for point in bucket.points.get(key, ())]
 
 
@@ -318,12 +364,13 @@ def _is_whole(block: list[_Bucket]) -> bool:
     return sum(bucket.num_lines for bucket in block) == _COARSE_LINES
 
 
-def _read_block(file: BinaryIO, start: int) -> list[_Bucket]:
+def _read_block(
+    file: BinaryIO, start: int, read: Callable[[bytes], _LineValues]
+) -> list[_Bucket]:  # fmt: skip
     """Buckets of a block; fewer, and the last of them shorter, where the file ends."""
-    decoder = msgspec.json.Decoder(_MetricLine)
     buckets = []
     for _ in range(_COARSE_LINES // _FINE_LINES):
-        bucket = _read_bucket(file, start, decoder)
+        bucket = _read_bucket(file, start, read)
         buckets.append(bucket)
         start = bucket.end
         if bucket.num_lines < _FINE_LINES:
@@ -331,11 +378,12 @@ def _read_block(file: BinaryIO, start: int) -> list[_Bucket]:
     return buckets
 
 
-def _read_between(file: BinaryIO, start: int, end: int) -> Iterator[_Bucket]:
-    decoder = msgspec.json.Decoder(_MetricLine)
+def _read_between(
+    file: BinaryIO, start: int, end: int, read: Callable[[bytes], _LineValues]
+) -> Iterator[_Bucket]:  # fmt: skip
     file.seek(start)
     while start < end:
-        bucket = _read_bucket(file, start, decoder)
+        bucket = _read_bucket(file, start, read)
         if not bucket.num_lines:
             return
         yield bucket
@@ -343,22 +391,22 @@ def _read_between(file: BinaryIO, start: int, end: int) -> Iterator[_Bucket]:
 
 
 def _read_bucket(
-    file: BinaryIO, start: int, decoder: msgspec.json.Decoder[_MetricLine]
+    file: BinaryIO, start: int, read: Callable[[bytes], _LineValues]
 ) -> _Bucket:  # fmt: skip
     bucket = _Bucket(start, start)
     while bucket.num_lines < _FINE_LINES and (text := file.readline()).endswith(b"\n"):
         bucket.end += len(text)
         bucket.num_lines += 1
         try:
-            line = decoder.decode(text)
+            step, values = read(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             bucket.num_unread += 1
             continue
-        for panel, name, value in _values(line):
+        for panel, name, value in values:
             if value is None or not math.isfinite(value):
-                bucket.missing.setdefault((panel, name), []).append(line.step)
+                bucket.missing.setdefault((panel, name), []).append(step)
             else:
-                bucket.points.setdefault((panel, name), []).append((line.step, value))
+                bucket.points.setdefault((panel, name), []).append((step, value))
     return bucket
 
 

@@ -1,7 +1,7 @@
 // Charts that zoom, in place of the pictures: drag, or the keys + - arrows and 0.
 
 const DASHES = [undefined, [6, 3], [2, 3], [8, 3, 2, 3]];
-const SHARES = ["accuracy", "top1", "top5", "precision", "recall", "f1"];
+const SHARES = ["utilization", "accuracy", "top1", "top5", "precision", "recall", "f1"];
 const POWERS_OF_TWO = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const HEIGHT = 260;
 const charts = new Map();
@@ -14,8 +14,19 @@ function valueText(panel, value) {
     const power = Math.min(4, Math.floor(Math.log2(Math.max(1, Math.abs(value))) / 10));
     return `${(value / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
   }
+  if (panel.endsWith("_bytes_per_s")) return `${valueText("_bytes", value)}/s`;
   if (SHARES.includes(panel.split("_").pop()) && value >= 0 && value <= 1) return `${(100 * value).toFixed(1)} %`;
   return Math.abs(value) >= 1e4 && Number.isInteger(value) ? value.toLocaleString("en") : `${Number(value.toPrecision(4))}`;
+}
+
+// Local times, as on the pictures.
+function timeTexts(ticks) {
+  const isDays = ticks.at(-1) - ticks[0] > 3 * 86400;
+  return ticks.map((tick) => {
+    const at = new Date(1000 * tick);
+    const [first, second] = isDays ? [at.getMonth() + 1, at.getDate()] : [at.getHours(), at.getMinutes()];
+    return [first, second].map((part) => String(part).padStart(2, "0")).join(isDays ? "-" : ":");
+  });
 }
 
 async function fetched(chart) {
@@ -31,21 +42,22 @@ async function fetched(chart) {
 function optionsFor(chart, data) {
   const { panel, step } = chart.figure.dataset;
   const axis = { stroke: cssValue("--quiet"), grid: { stroke: cssValue("--rule"), width: 1 }, ticks: { stroke: cssValue("--rule") } };
-  const increments = panel.endsWith("_bytes") ? { incrs: POWERS_OF_TWO } : {};
+  const times = data.is_time ? { values: (_, ticks) => timeTexts(ticks) } : {};
+  const increments = panel.includes("_bytes") ? { incrs: POWERS_OF_TWO } : {};
   const series = data.lines.map((line) => ({
     label: line.line,
     stroke: cssValue(`--color-${line.color}`),
     dash: DASHES[line.dash],
     width: 1.6,
-    spanGaps: true,
+    spanGaps: !data.is_time,
     points: { show: line.steps.length <= 40 },
   }));
   return {
     width: chart.figure.clientWidth,
     height: HEIGHT,
     legend: { show: false },
-    scales: { x: { time: false }, y: { distr: data.is_log ? 3 : 1 } },
-    axes: [{ ...axis, label: step, labelSize: 20 }, { ...axis, ...increments, size: 76, values: (_, ticks) => ticks.map((tick) => valueText(panel, tick)) }],
+    scales: { x: { time: data.is_time }, y: { distr: data.is_log ? 3 : 1 } },
+    axes: [{ ...axis, ...times, label: step, labelSize: 20 }, { ...axis, ...increments, size: 76, values: (_, ticks) => ticks.map((tick) => valueText(panel, tick)) }],
     series: [{ label: step }, ...series],
     cursor: { drag: { setScale: false }, bind: { dblclick: () => () => zoom(chart, undefined) } },
     hooks: { setSelect: [(plot) => selected(chart, plot)], setCursor: [(plot) => showValues(chart, plot)] },
