@@ -27,7 +27,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "s3cret-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.title='RUN'\">"
-PAGES = ("home", "runs", "runs/digits-0001", "runs/failed-0001",
+PAGES = ("home", "doctor", "explain", "live", "runs", "runs/digits-0001", "runs/failed-0001",
          "compare?run=digits-0001&run=digits-0002")  # fmt: skip
 LACKING = [
     what

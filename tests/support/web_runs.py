@@ -35,18 +35,14 @@ FINDING = Finding(
 )  # fmt: skip
 
 
-def examined() -> Examined:
-    """A machine with one finding."""
-    return Examined(machine=MACHINE, diagnosis=Diagnosis(findings=(FINDING,)))
-
-
-def web_app(**rules: Any) -> Gate:
-    """The application, as on loopback."""
+def web_app(findings: tuple[Finding, ...] = (FINDING,), **rules: Any) -> Gate:
+    """The application, on a machine with these findings."""
     known: dict[str, Any] = {
         "names": frozenset({"localhost", "127.0.0.1", "::1"}), "form_token": FORM_TOKEN,
         "port": 8420, **rules,
     }  # fmt: skip
-    health = HealthWatch(examined)
+    examined = Examined(machine=MACHINE, diagnosis=Diagnosis(findings=findings))
+    health = HealthWatch(lambda: examined)
     context = PageContext(runs=RunCache(), health=health)
     health.latest()
     return application(context, GateRules(**known))

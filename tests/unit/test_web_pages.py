@@ -37,8 +37,8 @@ from flatout.web.health import HealthWatch
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
-PAGES = ("/home", "/runs", "/compare", "/compare?run=digits-0001&run=digits-0002",
-         "/runs/digits-0001")  # fmt: skip
+PAGES = ("/home", "/doctor", "/explain", "/explain?id=torch-cpu-only-build", "/live", "/runs",
+         "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -87,7 +87,7 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("path", ["/home", "/runs", "/compare"])
+@pytest.mark.parametrize("path", ["/home", "/doctor", "/explain", "/live", "/runs", "/compare"])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_page_without_any_run(path: str, language: str) -> None:
     text = page(path, headers={"accept-language": language})
