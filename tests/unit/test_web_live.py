@@ -129,10 +129,10 @@ def test_days_are_joined_and_a_peak_is_kept() -> None:
 def test_day_that_has_ended_is_read_once(state: Path) -> None:
     write_quickly(MIDNIGHT, 3000)
     write_quickly(MIDNIGHT + DAY_S, 3000)
-    whole = power(MIDNIGHT, MIDNIGHT + 2 * DAY_S)
+    whole = power(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40)
     ended = monitor_folder() / "2027-01-15.jsonl"
     ended.write_bytes(b" " * (ended.stat().st_size - 64) + ended.read_bytes()[-64:])
-    assert power(MIDNIGHT, MIDNIGHT + 2 * DAY_S) == whole
+    assert power(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40) == whole
 
 
 def test_new_samples_of_today_are_added() -> None:

@@ -202,22 +202,25 @@ class _Index:
                 return MetricCurves(curves=())
             with file:
                 self._db.execute("BEGIN IMMEDIATE")
-                share_read = self._advance(file, budget_s)
+                share_read, read_s = self._advance(file, budget_s)
                 self._db.execute("COMMIT")
                 num_unread = self._db.execute("SELECT num_unread FROM reading").fetchone()[0]
                 return MetricCurves(
                     curves=tuple(self._curves(file, view, panel)),
                     share_read=share_read,
                     num_unread=num_unread + sum(bucket.num_unread for bucket in self._rest),
+                    read_s=read_s,
                 )
 
-    def _advance(self, file: BinaryIO, budget_s: float) -> float:
-        """Reads on for about so long; returns the share of the file that has been read."""
+    def _advance(self, file: BinaryIO, budget_s: float) -> tuple[float, float]:
+        """Reads on for about so long.
+
+        Returns the share of the file that has been read, and the time that storing more of it took.
+        """
         end = self._end_in(file)
         size = file.seek(0, 2)
         file.seek(end)
-        until_s = elapsed_s() + budget_s
-        stored = end
+        began_s, read_s, stored = elapsed_s(), 0.0, end
         while budget_s >= 0:
             block = _read_block(file, end, self._file.read)
             is_last = not _is_whole(block)
@@ -227,10 +230,11 @@ class _Index:
                 break
             self._store(block)
             end = stored = block[-1].end
-            if elapsed_s() > until_s:
+            read_s = elapsed_s() - began_s
+            if read_s > budget_s:
                 break
         self._note_position(file, stored)
-        return min(1.0, end / size) if size else 1.0
+        return min(1.0, end / size) if size else 1.0, read_s
 
     def _note_position(self, file: BinaryIO, position: int) -> None:
         """Stores how far the file has been read."""

@@ -16,7 +16,6 @@ import msgspec
 
 from flatout.schema.metric_curves import CurveView, MetricCurve, MetricCurves
 from flatout.system import paths
-from flatout.system.clock import elapsed_s
 from flatout.system.store.daily_files import day_files, monitor_folder, size_bytes
 from flatout.system.store.metric_index import IndexedFile, curves_in
 
@@ -65,7 +64,7 @@ def machine_curves(
     """
     days = list(day_files(monitor_folder()))
     _forget_removed_days({day for day, _ in days})
-    until_s, read = elapsed_s() + budget_s, _reader()
+    left_s, read = budget_s, _reader()
     found: list[MetricCurves] = []
     sizes: list[int] = []
     for day, path in reversed(days):
@@ -81,7 +80,9 @@ def machine_curves(
         view = CurveView(
             first_step=begins, last_step=ends, columns=max(_FEWEST_COLUMNS, round(columns * share))
         )
-        found.append(curves_in(file, view, panel=panel, budget_s=until_s - elapsed_s()))
+        curves = curves_in(file, view, panel=panel, budget_s=left_s if left_s > 0 else -1.0)
+        left_s -= curves.read_s
+        found.append(curves)
         sizes.append(size_bytes(path))
     return MetricCurves(curves=_joined(found[::-1]), share_read=_share_read(found, sizes))
 
