@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,9 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.web_runs import big_metrics, finished, new_run, progress, started, validated, whole_run
+from support.web_runs import (
+    big_metrics,
+    finished,
+    new_run,
+    progress,
+    started,
+    validated,
+    web_app,
+    whole_run,
+)
 
+from flatout.schema.alarm import Alarm
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
+from flatout.schema.plan import Plan, PlanStep, Write
 from flatout.system import atomic_files
+from flatout.system.store.daily_files import DailyFiles, monitor_folder
 from flatout.system.store.run_folder import RunFolder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -51,11 +68,53 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             parameters={"note": ATTACK})  # fmt: skip
     (folder / "runs" / "failed-0001" / "worker.log").write_text(f"{ATTACK}\n" * 300)
     big_metrics(new_run("long-0001", [started()]), 200_000)
+    sampled(time.time() - 3000, 100)
     yield folder
     if before is None:
         del os.environ["FLATOUT_STATE"]
     else:
         os.environ["FLATOUT_STATE"] = before
+
+
+def setting_missing(file: Path) -> Finding:
+    """A finding with a safe fix."""
+    step = PlanStep(
+        text="write the setting", action=Write(file=str(file), text="on\n"), changes="a file",
+        safety="safe",
+    )  # fmt: skip
+    fix = Fix(text="write the setting", safety="safe", plan=Plan(goal="a setting", steps=(step,)))
+    return Finding(
+        rule="torch-cpu-only-build", severity="warning", problem="A setting is missing.",
+        fixes=(fix,),
+    )  # fmt: skip
+
+
+def sampled(first_s: float, num: int, power_w: float = 200.0) -> None:
+    """Samples of the monitor, every 20 seconds, and an alarm."""
+    finding = Finding(rule="gpu-power-throttle", severity="warning", problem="GPU 0 is slowed down.")
+    with DailyFiles(monitor_folder(), days=99, keep_bytes=1 << 30) as files:
+        for number in range(num):
+            files.append(MachineSample(
+                at=first_s + 20 * number, source="nvml",
+                host=HostSample(utilization=0.25, memory_bytes=16 << 30, available_bytes=12 << 30),
+                gpus=(GpuSample(index=0, name="A GPU", utilization=0.5, power_w=power_w),),
+            ))  # fmt: skip
+        files.append_alarm(Alarm(at=first_s, state="raised", subject="GPU 0", finding=finding))
+
+
+@pytest.fixture
+def own_address(state: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a server on a machine with a known finding; its fix writes `setting`."""
+    import uvicorn
+
+    app = web_app(findings=(setting_missing(tmp_path / "setting"),))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +211,69 @@ def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
     page.get_by_role("button", name="Español").click()
     page.get_by_role("heading", name="Máquina").wait_for()
     context.close()
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_fix_is_shown_applied_and_undone(
+    browser: Any, own_address: str, tmp_path: Path, has_script: bool
+) -> None:
+    with Visit(browser, own_address, "doctor", java_script_enabled=has_script) as page:
+        page.get_by_text("A setting is missing.").wait_for()
+        keep_picture(page, f"doctor-{has_script}")
+        page.get_by_role("link", name="Show the plan").click()
+        page.get_by_role("heading", name="1. write the setting").wait_for()
+        assert not (tmp_path / "setting").exists()
+        keep_picture(page, "doctor-plan")
+        page.get_by_role("button", name="Apply this fix").click()
+        until_shown(page, "done: write the setting", has_script)
+        assert (tmp_path / "setting").read_text() == "on\n"
+        page.get_by_role("link", name="Show the undo").first.click()
+        keep_picture(page, "doctor-undo")
+        page.get_by_role("button", name="Undo this change").click()
+        until_shown(page, "Undo: a setting", has_script)
+        until_shown(page, "Ended", has_script)
+        assert not (tmp_path / "setting").exists()
+
+
+def until_shown(page: Any, text: str, has_script: bool) -> None:
+    """Waits for a text of the change; without JavaScript, by loading the page again."""
+    place = page.locator("#live-doctor section").first.get_by_text(text).first
+    if has_script:
+        place.wait_for(timeout=15_000)
+        return
+    until = time.monotonic() + 15
+    while not place.is_visible():
+        assert time.monotonic() < until
+        page.reload()
+
+
+def test_text_is_pasted_and_explained(browser: Any, own_address: str) -> None:
+    text = "RuntimeError: unable to open shared memory object </torch_4242_12> in read-write mode: "
+    for has_script in (True, False):
+        with Visit(browser, own_address, "doctor", java_script_enabled=has_script) as page:
+            page.get_by_label("A log, a traceback").fill(f"{text}No space left on device (28)")
+            page.get_by_role("button", name="Find the cause").click()
+            page.get_by_text("flatout explain shm-too-small").wait_for()
+            keep_picture(page, "explain")
+
+
+def test_live_page_follows_samples(browser: Any, own_address: str) -> None:
+    with Visit(browser, own_address, "live?hours=1") as page:
+        page.locator(".chart canvas").first.wait_for()
+        assert "200" in page.locator("#live-now tbody").inner_text()
+        assert "GPU 0 is slowed down." in page.locator("#live-alarms").inner_text()
+        keep_picture(page, "live")
+        # Past the shortest time between two events.
+        page.wait_for_timeout(5000)
+        sampled(time.time(), 1, power_w=345.0)
+        page.locator("#live-now tbody td", has_text="345").wait_for(timeout=15_000)
+        chart = page.locator(".chart").first
+        with page.expect_response(re.compile("from=")) as answer:
+            chart.locator(".plot").press("+")
+        assert answer.value.json()["charts"][0]["is_time"]
+        page.get_by_role("link", name="30 days").click()
+        page.wait_for_url("**hours=720")
+        page.locator(".chart canvas").first.wait_for()
 
 
 def test_runs_are_filtered(browser: Any, address: str) -> None:
