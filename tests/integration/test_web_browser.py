@@ -91,7 +91,8 @@ def setting_missing(file: Path) -> Finding:
 
 def sampled(first_s: float, num: int, power_w: float = 200.0) -> None:
     """Samples of the monitor, every 20 seconds, and an alarm."""
-    finding = Finding(rule="gpu-power-throttle", severity="warning", problem="GPU 0 is slowed down.")
+    problem = "GPU 0 is slowed down."
+    finding = Finding(rule="gpu-power-throttle", severity="warning", problem=problem)
     with DailyFiles(monitor_folder(), days=99, keep_bytes=1 << 30) as files:
         for number in range(num):
             files.append(MachineSample(

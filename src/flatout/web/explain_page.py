@@ -26,7 +26,8 @@ def explanation_page(context: PageContext, form: FormData, *, is_shared: bool) -
 
     is_shared: without personal names and paths, as a document that may be sent to others.
     """
-    text = str(form.get("text", ""))
+    # As browsers send line ends.
+    text = str(form.get("text", "")).replace("\r\n", "\n")
 
     def here() -> Machine | None:
         examined = context.health.latest().examined
