@@ -65,8 +65,8 @@ def test_no_text_is_in_a_template() -> None:
         bare = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<[^>]*>", " ", template, flags=re.DOTALL)
         bare = re.sub(r"\{\{.*?\}\}", " ", bare)
         words = set(re.findall(r"[A-Za-z]{3,}", bare))
-        words -= {"flatout", "CPU", "GPU", "WSL", "CUDA", "torch", "seed", "doctor", "train", "monitor",
-                  "digits"}  # fmt: skip
+        words -= {"flatout", "CPU", "GPU", "WSL", "CUDA", "torch", "seed", "doctor", "train",
+                  "monitor", "digits"}  # fmt: skip
         assert not words, name
 
 

@@ -17,7 +17,7 @@ _PANELS = ("utilization", "gpu_memory_bytes", "gpu_power_w", "gpu_temperature_c"
 _DEFAULT_H = 6
 _MOST_H = 24 * 60
 # A day then needs no more than the finest level of its index.
-_MOST_COLUMNS = 150
+_MOST_COLUMNS = 120
 _LAST_S = 2**53
 # Where nothing was sampled for so long, a curve is interrupted.
 _GAP_COLUMNS = 3
