@@ -13,7 +13,7 @@ from flatout.schema.finding import Finding, finding_from, internal_error
 
 
 class ChangeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The last change that a page has begun.
+    """The last change that a page has started.
 
     goal: of the plan. is_undo: it is taken back. outcomes: of its steps; for an undo, what was
     restored, in words. problem: what ended it too early.
