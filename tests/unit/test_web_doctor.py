@@ -189,7 +189,10 @@ def test_changes_are_made_one_after_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("error", "rule"),
-    [(UsageError("changes-under-way", "no."), "changes-under-way"), (KeyError(), "internal-error")],
+    [
+        (UsageError("changes-under-way", "no.", fix="wait"), "changes-under-way"),
+        (KeyError(), "internal-error"),
+    ],
 )
 def test_change_that_ends_early(error: FlatoutError | KeyError, rule: str) -> None:
     def work() -> list[str]:
