@@ -55,7 +55,8 @@ def write_quickly(day: int, num: int, peak_at: int = -1) -> None:
         for number in range(num):
             power = 999 if number == peak_at else 100 + number % 7
             at = day + number * DAY_S / num
-            line = {"at": at, "host": {"utilization": 0.5}, "gpus": [{"index": 0, "power_w": power}]}
+            gpus = [{"index": 0, "power_w": power}]
+            line = {"at": at, "host": {"utilization": 0.5}, "gpus": gpus}
             file.write(f"{json.dumps(line)}\n")
 
 
