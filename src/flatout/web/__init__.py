@@ -5,8 +5,8 @@ Pages and addresses
 
 - a page is a function of a `PageRequest` that returns a `WebPage`: a template's name and its data.
   The same data is the page as JSON, at the address with `.json` after it
-- `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...; they stay as they are, so that they can be
-  kept as bookmarks
+- `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...;
+  they stay as they are, so that they can be kept as bookmarks
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines
 
