@@ -78,6 +78,7 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/runs/profile_page.py: read_text": _TEMPLATE,
     "flatout/serve/load_generator.py: open": "a record of every request, between two of them",
     "flatout/serve/load_report.py: read_text": _TEMPLATE,
+    "flatout/web/texts.py: read_text": _TEMPLATE,
     "flatout/runs/scaffold/piece.py: read_text": _TEMPLATE,
     "flatout/setup/host/windows_script.py: read_text": _TEMPLATE,
     "flatout/compat/tables.py: open": "tables, read before msgspec is there",

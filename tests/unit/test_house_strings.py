@@ -33,6 +33,7 @@ TEMPLATES = {
     "tune/emit/code_data.py": "pieces of a program that `flatout tune` writes",
     "tune/emit/code_graphs.py": "pieces of a program that `flatout tune` writes",
     "tune/emit/code_loop.py": "pieces of a program that `flatout tune` writes",
+    "web/application.py": "paths of routes, with their parameters",
 }
 _REFERENCE = re.compile(r"(?:\bSee|[(;:,] ?(?:and )?see)\s`*([A-Z][a-z]\w*)")
 _RAISES = re.compile(r"^( *)Raises:\n((?:\1 +.*\n?|\n)+)", re.MULTILINE)

@@ -133,6 +133,8 @@ def test_a_dead_worker_is_an_alarm_and_a_dead_webhook_holds_up_nothing(cli: Any)
         code, stdout, stderr = ended(process, signal.SIGTERM)
     assert code == 0
     assert [alarm["subject"] for alarm in json.loads(stdout)["alarms"]] == ["run mine-0001"]
+    kept = (cli.state / "monitor" / "alarms.jsonl").read_text().splitlines()
+    assert [json.loads(line)["finding"]["rule"] for line in kept] == ["worker-died"]
     assert stderr.count("an alarm was not delivered to the webhook") == 1
 
 

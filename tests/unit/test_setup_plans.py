@@ -13,12 +13,12 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from flatout.cli.render.plan_rows import step_rows
 from flatout.compat.tables import shipped_tables
 from flatout.errors import UsageError
 from flatout.schema.environment_facts import ContainerEngine
 from flatout.schema.machine import Machine
 from flatout.schema.plan import Plan, PlanStep, RunProgram
+from flatout.schema.plan_rows import step_rows
 from flatout.setup.host.compilers import gcc_for, newest_gcc, visual_studio_for
 from flatout.setup.host.docker import plan_docker
 from flatout.setup.host.host_facts import HostFacts

@@ -65,6 +65,15 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     if text_input.is_readable(Path(subject)):
         pieces = text_input.pieces_of_log(Path(subject))
         return _explained(subject, pieces, _machine_reader(is_here=bool(is_here)))
+    return page_by_id(subject)
+
+
+def page_by_id(subject: str) -> Page:
+    """The page of a rule or an error; nothing is opened by that name.
+
+    Raises:
+        UsageError: nothing-to-explain.
+    """
     rule = all_rules().find(subject)
     if rule is not None:
         return Page(rule.id, page_of(rule))

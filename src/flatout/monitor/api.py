@@ -146,10 +146,10 @@ class _Session:
         """Takes a sample, stores it, and decides what is wrong."""
         sample = self._sampler.take()
         self._num_samples += 1
-        problems = self._store(sample)
         readings = self._watch.take() if self._watch is not None else []
         runs = [run_sample(reading, sample.at) for reading in readings]
         alarms = self._alarms.take(sample, runs)
+        problems = self._store(sample, alarms)
         for alarm in alarms:
             self._delivery.send(alarm)
         return Tick(
@@ -184,12 +184,16 @@ class _Session:
         }
         return {name: self._progress.get(name) for name in training}
 
-    def _store(self, sample: MachineSample) -> list[Finding]:
-        """Stores a sample; of what goes on keeping it from that, only the first is reported."""
+    def _store(self, sample: MachineSample, alarms: list[Alarm]) -> list[Finding]:
+        """Stores a sample and the alarms that it raises or clears; of what goes on keeping it from
+        that, only the first is reported.
+        """
         if self._files is None:
             return []
         try:
             self._files.append(sample)
+            for alarm in alarms:
+                self._files.append_alarm(alarm)
         except FlatoutError as error:
             if self._unstored == error.rule:
                 return []

@@ -6,7 +6,7 @@ Small, so that a shell that completes a word is answered immediately.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flatout.errors import FlatoutError, UsageError
@@ -16,6 +16,7 @@ from flatout.runs.model.comparison import Comparison, compare_runs
 from flatout.runs.model.listed import ListedRun, ListRequest, RunRemoval, chosen_runs
 from flatout.schema.experiment_spec import ExperimentSpec, Value
 from flatout.schema.run import DamagedRun, Run, RunHeader
+from flatout.schema.run_lines import Validated
 from flatout.system import atomic_files, links
 from flatout.system.store import run_folder
 from flatout.system.store.run_folder import RunFolder
@@ -29,6 +30,14 @@ def listed_runs(request: ListRequest) -> list[ListedRun]:
         UsageError: unknown-run-key, bad-condition, unknown-experiment.
     """
     return chosen_runs([_listed(run) for run in list_runs()], request)
+
+
+def listed_run(
+    folder: RunFolder, validations: Iterable[Validated] | None = None
+) -> ListedRun | None:  # fmt: skip
+    """A run as a row; None if someone has removed it. validations: those of it, if known."""
+    run = read_or_name(folder, validations)
+    return _listed(run) if run is not None else None
 
 
 def _listed(run: Run | DamagedRun) -> ListedRun:

@@ -6,10 +6,19 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 # What PowerShell takes as it is.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:\\=")
 _QUOTES = re.compile("['\u2018-\u201b]")
+
+
+def home_text(path: str) -> str:
+    """A path with the user's home folder as ~."""
+    try:
+        return str(Path("~") / Path(path).relative_to(Path.home()))
+    except ValueError:
+        return path
 
 
 def typed_here(argv: Sequence[str]) -> str:

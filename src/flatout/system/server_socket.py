@@ -17,6 +17,11 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK_NAMES or host.startswith("127.")
 
 
+def own_name() -> str:
+    """The name of this computer, by which others may address it."""
+    return socket.gethostname()
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket at that address, not yet accepting. port: 0 takes a free one.
 

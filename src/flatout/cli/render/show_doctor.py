@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.render.machine_rows import machine_rows
-from flatout.cli.render.plan_rows import PLACES, SAFETY
 from flatout.cli.render.show import make_console, print_note
 from flatout.cli.render.show_docs import print_markdown
 from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.doctor.model.fix_plan import repairs
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.plan import edit_text
+from flatout.schema.plan_rows import PLACES, SAFETY
 from flatout.schema.site_policy import Site
 from flatout.schema.units import counted_text
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from flatout.cli.render.plan_rows import PLACES, SAFETY, step_rows, undo_rows
 from flatout.cli.render.show import make_console, print_finding, print_note
 from flatout.cli.render.tables import plain_table
 from flatout.cli.render.wording import time_text
 from flatout.doctor.model.fix_plan import ByHand, FixPlan, FixResult
 from flatout.schema.change_journal import Applied, StepOutcome
+from flatout.schema.plan_rows import PLACES, SAFETY, step_rows, undo_rows
 from flatout.system.changes import api as changes_api
 
 _INDENT = "    "

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from flatout.cli.render.plan_rows import SAFETY, step_rows
 from flatout.cli.render.show import make_console, print_note
 from flatout.cli.render.wording import home_text
+from flatout.schema.plan_rows import SAFETY, step_rows
 from flatout.setup.model.host_plan import HostPlan
 
 _INDENT = "    "

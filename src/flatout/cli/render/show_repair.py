@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from flatout.cli.render import wording
-from flatout.cli.render.plan_rows import step_rows
 from flatout.cli.render.show import make_console, print_lines
 from flatout.cli.render.tables import plain_table
 from flatout.schema.change_journal import StepOutcome
 from flatout.schema.environment import SmokeTestResult
+from flatout.schema.plan_rows import step_rows
 from flatout.schema.units import bytes_text, count_text
 from flatout.setup.model.environment_repair import EnvironmentRepair, PackageChange
 

@@ -18,6 +18,7 @@ from flatout.schema.oom_adaptation import OomAdaptation
 from flatout.schema.recipe import Recipe
 from flatout.schema.run import Checkpointing, Run, Utilization
 from flatout.schema.run_lines import FileChanged, Started, Tuned
+from flatout.schema.shell_quoting import home_text as home_text
 from flatout.schema.suggested_command import (
     is_of_notebook,
     resume_run,
@@ -53,14 +54,6 @@ def time_text(at: float) -> str:
     moment = datetime.fromtimestamp(at)
     is_this_year = moment.year == datetime.now().year
     return moment.strftime("%d %b %H:%M" if is_this_year else "%d %b %Y")
-
-
-def home_text(path: str) -> str:
-    """A path with the user's home folder as ~."""
-    try:
-        return str(Path("~") / Path(path).relative_to(Path.home()))
-    except ValueError:
-        return path
 
 
 def near_text(path: str) -> str:

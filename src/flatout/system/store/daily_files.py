@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flatout.errors import FlatoutError, UsageError
+from flatout.schema.alarm import Alarm
 from flatout.schema.machine_sample import MachineSample
 from flatout.system import atomic_files
 from flatout.system.paths import state_folder
@@ -19,6 +20,9 @@ _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl")
 # The sizes of files are added up after so many samples.
 _CHECK_EVERY = 100
 LOCK = "lock"
+ALARMS = "alarms.jsonl"
+# About a thousand.
+_MOST_ALARM_BYTES = 1 << 20
 
 
 class DailyFiles:
@@ -78,6 +82,21 @@ class DailyFiles:
             self._file = SampleFile(self._folder / f"{day}.jsonl")
         self._file.append(sample)
 
+    def append_alarm(self, alarm: Alarm) -> None:
+        """Adds an alarm; of many, the older half is removed.
+
+        Raises:
+            FlatoutError: it could not be written.
+        """
+        path = self._folder / ALARMS
+        if size_bytes(path) > _MOST_ALARM_BYTES:
+            _halve(path)
+        lines = atomic_files.Lines(path)
+        try:
+            lines.append(alarm)
+        finally:
+            lines.close()
+
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
@@ -86,7 +105,7 @@ class DailyFiles:
     def _make_room(self, day: str) -> None:
         files = list(day_files(self._folder))
         oldest = (datetime.fromisoformat(day) - timedelta(days=self._days - 1)).date().isoformat()
-        sizes = {path: _size_bytes(path) for _, path in files}
+        sizes = {path: size_bytes(path) for _, path in files}
         for name, path in files:
             is_over = sum(sizes.values()) > self._keep_bytes
             if name == day or not (name < oldest or is_over):
@@ -126,7 +145,17 @@ def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).date().isoformat()
 
 
-def _size_bytes(path: Path) -> int:
+def read_alarms(folder: Path) -> list[Alarm]:
+    """The alarms that are kept, oldest first.
+
+    Raises:
+        RunFailed: damaged-file.
+    """
+    return atomic_files.read_lines(folder / ALARMS, Alarm)
+
+
+def size_bytes(path: Path) -> int:
+    """The size of a file; 0 of a missing one."""
     try:
         return path.stat().st_size
     except OSError:
@@ -137,7 +166,7 @@ def _halve(path: Path) -> None:
     """Removes the older half of a file's lines."""
     with atomic_files.mapped_os_errors(path):
         with atomic_files.open_file(path) as file:
-            file.seek(_size_bytes(path) // 2)
+            file.seek(size_bytes(path) // 2)
             file.readline()
             newer = file.read()
         atomic_files.write_atomically(path, newer)

@@ -14,10 +14,15 @@ _BLOCK_BYTES = 4 * 2**20
 _END_BYTES = 64 * 2**10
 
 
-def each_line(path: Path, kind: Any, words: Sequence[bytes] = (b"",)) -> Iterator[Any]:
-    """The whole lines that hold one of these words, oldest first; none of a missing file."""
+def each_line(
+    path: Path, kind: Any, words: Sequence[bytes] = (b"",), *, offset: int = 0
+) -> Iterator[Any]:
+    """The whole lines that hold one of these words, oldest first; none of a missing file.
+
+    offset: the line in which this byte is, and those before it, are left out; 0 leaves out none.
+    """
     decoder = msgspec.json.Decoder(kind)
-    for block in _blocks(path):
+    for block in _blocks(path, offset):
         for line in _lines_with(block, words):
             yield decode_line(decoder, line, path)
 
@@ -45,7 +50,7 @@ def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
             return None
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path, offset: int) -> Iterator[bytes]:
     """The file in pieces of whole lines; a torn last line is missing."""
     with mapped_os_errors(path):
         try:
@@ -53,6 +58,9 @@ def _blocks(path: Path) -> Iterator[bytes]:
         except FileNotFoundError:
             return
         with file:
+            if offset:
+                file.seek(offset)
+                file.readline()
             rest = b""
             while block := file.read(_BLOCK_BYTES):
                 whole, newline, after = (rest + block).rpartition(b"\n")

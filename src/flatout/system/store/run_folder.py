@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -297,12 +297,16 @@ def _run_at(text: str, parent: Path | None) -> RunFolder:
     return folder
 
 
-def read_run(folder: RunFolder) -> Run:
-    """Everything that is known about a run, from its files alone."""
+def read_run(folder: RunFolder, validations: Iterable[Validated] | None = None) -> Run:
+    """Everything that is known about a run, from its files alone.
+
+    validations: those of the run, where they are known; None reads all of its metrics for them.
+    """
     events = atomic_files.read_lines(folder.events, Event)
     # Of the metrics, which grow long, only what is requested is decoded.
     newest = last_line(folder.metrics, Metric)
-    validations = each_line(folder.metrics, Metric, [b'"validated"'])
+    if validations is None:
+        validations = validations_of(folder)
     progress = last_line(folder.metrics, Metric, b'"progress"')
     steps = folder.checkpoint_steps()
     recipe_set, finished = _last(events, RecipeSet), _last(events, Finished)
@@ -316,7 +320,7 @@ def read_run(folder: RunFolder) -> Run:
         recipe=recipe_set.recipe if recipe_set else None,
         started=_last(events, Started),
         finished=finished,
-        validations=tuple(line for line in validations if isinstance(line, Validated)),
+        validations=tuple(validations),
         findings=tuple(line.finding for line in events if isinstance(line, Warned | Failed)),
         checkpoint_step=steps[-1] if steps else None,
         stopped=_last(events, Stopped),
@@ -336,6 +340,13 @@ def read_run(folder: RunFolder) -> Run:
         flops=_last(events, FlopsCounted),
         is_elsewhere=folder.is_elsewhere,
     )
+
+
+def validations_of(folder: RunFolder, *, offset: int = 0) -> Iterator[Validated]:
+    """The validations of a run; with an offset those after the line in which that byte is."""
+    for line in each_line(folder.metrics, Metric, [b'"validated"'], offset=offset):
+        if isinstance(line, Validated):
+            yield line
 
 
 def run_in_use(folder: RunFolder) -> UsageError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -44,10 +44,15 @@ def newest_run() -> Run | None:
     return None
 
 
-def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
-    """A run, or what is wrong with it; None if someone has removed it in the meantime."""
+def read_or_name(
+    folder: RunFolder, validations: Iterable[Validated] | None = None
+) -> Run | DamagedRun | None:
+    """A run, or what is wrong with it; None if someone has removed it in the meantime.
+
+    validations: as of `read_run`.
+    """
     try:
-        return read_run(folder)
+        return read_run(folder, validations)
     except FlatoutError as error:
         if _is_gone(folder.path):
             return None

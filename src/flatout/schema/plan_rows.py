@@ -1,10 +1,9 @@
-"""Plans and their steps in words, line by line, for the code that prints them."""
+"""Plans and their steps in words, line by line, for a terminal or a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flatout.cli.render.wording import DOT, home_text
 from flatout.schema.change_journal import Applied, FileKept, TreeKept
 from flatout.schema.plan import (
     Block,
@@ -16,7 +15,7 @@ from flatout.schema.plan import (
     Write,
     edit_text,
 )
-from flatout.schema.shell_quoting import powershell_line, typed_here
+from flatout.schema.shell_quoting import home_text, powershell_line, typed_here
 from flatout.schema.units import bytes_text, seconds_text
 
 Row = tuple[str, str]
@@ -45,7 +44,7 @@ def step_rows(step: PlanStep) -> Iterator[Row]:
         PLACES[step.where],
     ]
     if any(needs):
-        yield "note", DOT.join(filter(None, needs))
+        yield "note", " · ".join(filter(None, needs))
     if not step.can_be_undone:
         yield "undo", "not possible"
     elif step.undo:

@@ -1,0 +1,31 @@
+"""The command line of `flatout web` as data, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WebRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pages are served.
+
+    host, port: to listen on; port 0 takes a free one. token: that a browser must show once; None
+    makes one up, unless nothing can be changed and only this computer can connect.
+    is_read_only: refuses every change of this machine and its runs.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    token: str | None = None
+    is_read_only: bool = False
+
+
+class WebReady(msgspec.Struct, frozen=True, kw_only=True):
+    """The pages can be opened.
+
+    url: of the first page, with the token if one is needed. needs_token: then `url` must be kept
+    secret.
+    """
+
+    url: str
+    needs_token: bool
+    is_read_only: bool

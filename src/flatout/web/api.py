@@ -1,0 +1,126 @@
+"""`flatout web`: opens the port, and answers until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import secrets
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from flatout.errors import FlatoutError, UsageError
+from flatout.schema.web_request import WebReady, WebRequest
+from flatout.system import serve_files
+from flatout.system.server_socket import is_loopback, listening_socket, own_name
+
+if TYPE_CHECKING:
+    from flatout.web.run_cache import RunCache
+
+_PACKAGES = ("starlette", "uvicorn", "jinja2", "python_multipart")
+_EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+def secret_of(text: str) -> str:
+    """A token as it was given: itself, or `@FILE`.
+
+    Raises:
+        UsageError: bad-token.
+    """
+    return serve_files.secret_of(text, "--token")
+
+
+class WebServer:
+    """The server of the pages, while the context is open.
+
+    Args:
+        request: where and how.
+
+    ready: its address.
+
+    Raises:
+        UsageError: web-package-missing, port-in-use, bad-address.
+    """
+
+    def __init__(self, request: WebRequest) -> None:
+        _check_packages()
+        self._listener = listening_socket(request.host, request.port)
+        self._request = request
+        self._is_open = not is_loopback(request.host)
+        self._token = request.token
+        # Also on loopback: other users can connect there, and pages change the machine.
+        if self._token is None and (self._is_open or not request.is_read_only):
+            self._token = secrets.token_urlsafe(24)
+        self._port: int = self._listener.getsockname()[1]
+        self.ready = WebReady(
+            url=self._url(), needs_token=self._token is not None, is_read_only=request.is_read_only
+        )
+
+    def __enter__(self) -> WebServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._listener.close()
+
+    def run(self) -> None:
+        """Answers requests until Ctrl-C."""
+        # Only here: these import Starlette and uvicorn.
+        import uvicorn
+
+        from flatout.web.application import application
+        from flatout.web.gate import GateRules
+        from flatout.web.health import HealthWatch
+        from flatout.web.page import PageContext
+        from flatout.web.run_cache import RunCache
+
+        context = PageContext(runs=RunCache(), health=HealthWatch())
+        rules = GateRules(
+            names=frozenset(self._names()), is_open=self._is_open, token=self._token,
+            is_read_only=self._request.is_read_only, port=self._port,
+        )  # fmt: skip
+        server: uvicorn.Server
+        app = application(context, rules, lambda: server.should_exit)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app, lifespan="off", ws="none", access_log=False, log_config=None,
+                server_header=False, proxy_headers=False, timeout_graceful_shutdown=5,
+            )
+        )  # fmt: skip
+        context.health.latest()
+        threading.Thread(target=_look_at_runs, args=(context.runs,), daemon=True).start()
+        # uvicorn ends in good order at Ctrl-C, and then raises it.
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[self._listener])
+
+    def _names(self) -> set[str]:
+        """Hosts in the addresses of this server."""
+        names = {"localhost", "127.0.0.1", "::1", self._request.host.lower()}
+        return names | {own_name().lower().partition(".")[0]} if self._is_open else names
+
+    def _url(self) -> str:
+        host = self._request.host
+        if host in _EVERY_ADDRESS:
+            host = own_name()
+        address = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/"
+        return address if self._token is None else f"{address}home?token={self._token}"
+
+
+def _look_at_runs(runs: RunCache) -> None:
+    """Reads all runs once, so that the first list of them is quick."""
+    with contextlib.suppress(FlatoutError, OSError):
+        runs.forget_removed()
+        runs.rows(reversed(runs.paths()))
+
+
+def _check_packages() -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            "web-package-missing",
+            f"`flatout web` needs {' and '.join(missing)}.",
+            because="the pages are built on them; training does without",
+            fix="pip install 'flatout[web]'",
+        )

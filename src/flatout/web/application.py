@@ -1,0 +1,218 @@
+"""The web application: every address, and what answers there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from flatout.errors import FlatoutError, UsageError
+from flatout.schema.finding import Finding, finding_from, internal_error
+from flatout.schema.metric_curves import CurveView
+from flatout.web import render
+from flatout.web.charts import charts_of
+from flatout.web.compare_page import compare_page
+from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
+from flatout.web.explain_page import explain_page, explanation_page
+from flatout.web.gate import Gate, GateRules, is_equal
+from flatout.web.home_page import home_page
+from flatout.web.live import live_lines
+from flatout.web.live_page import live_charts, live_events, live_page
+from flatout.web.machine_charts import time_view
+from flatout.web.page import PageContext, PageRequest, WebPage
+from flatout.web.run_page import run_page
+from flatout.web.runs_page import runs_page
+from flatout.web.texts import LANGUAGES
+
+_MOST_COLUMNS = 1000
+_MOST_CHARTED_RUNS = 100
+_LAST_STEP = 2**53
+_YEAR_S = 365 * 24 * 3600
+_MOST_FORM_BYTES = 1 << 20
+# Errors about an address of something that does not exist.
+_NOT_THERE = ("unknown-run", "web-plan-gone", "no-such-change", "nothing-to-explain")
+
+PageFunction = Callable[[PageRequest], WebPage]
+ChangeFunction = Callable[[Request, FormData], Response]
+
+
+def application(
+    context: PageContext, rules: GateRules, is_stopping: Callable[[], bool] = lambda: False
+) -> Gate:
+    """The application, to be run by an ASGI server. is_stopping: then what streams ends."""
+    pages = _Pages(context, rules, is_stopping)
+    handlers: dict[Any, Any] = {HTTPException: pages.not_answered, Exception: pages.failed}
+    app = Starlette(routes=list(pages.routes()), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Gate(app, rules)
+
+
+class _Pages:
+    """The routes, with what they need."""
+
+    def __init__(
+        self, context: PageContext, rules: GateRules, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._context = context
+        self._rules = rules
+        self._is_stopping = is_stopping
+
+    def routes(self) -> Iterator[BaseRoute]:
+        """Every address."""
+        yield Route("/", self._first)
+        yield from self.page("/home", home_page)
+        yield from self.page("/runs", runs_page)
+        yield from self.page("/compare", compare_page)
+        yield from self.page("/doctor", doctor_page)
+        yield from self.page("/doctor/plan", plan_page)
+        yield from self.page("/doctor/undo", undo_page)
+        yield self.change("/doctor/plan", lambda _, form: begin_fix(self._context, form))
+        yield self.change("/doctor/undo", lambda _, form: begin_undo(self._context, form))
+        yield from self.page("/live", live_page)
+        yield Route("/live/charts.json", self._live_charts)
+        yield Route("/live/events", self._live_events)
+        yield from self.page("/explain", explain_page)
+        for path in ("/explain", "/explain.json"):
+            yield self.change(path, self._explained, is_allowed_always=True)
+        yield Route("/runs/{run}/live", self._live)
+        yield from self.page("/runs/{run}", run_page)
+        yield Route("/chart.json", self._charts)
+        yield self.change("/language", _keep_language, is_allowed_always=True)
+        yield Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
+
+    def page(self, path: str, build: PageFunction) -> Iterator[Route]:
+        """Routes of a page: HTML at the path, JSON at the path with `.json` after it."""
+
+        async def answer(request: Request) -> Response:
+            return await run_in_threadpool(self._answer, request, build)
+
+        yield Route(path, answer)
+        # The run's route takes both.
+        if not path.endswith("}"):
+            yield Route(f"{path}.json", answer)
+
+    def change(self, path: str, act: ChangeFunction, *, is_allowed_always: bool = False) -> Route:
+        """The route of a form that changes something: with its token, and not with --read-only.
+
+        The gate has checked that it comes from a page of this server.
+        is_allowed_always: it changes nothing but what this browser keeps.
+        """
+
+        async def answer(request: Request) -> Response:
+            if self._rules.is_read_only and not is_allowed_always:
+                return self._refused(request, 403, UsageError(
+                    "web-read-only", "nothing can be changed here: flatout web runs with "
+                    "--read-only.", fix="start it without --read-only",
+                ))  # fmt: skip
+            length = request.headers.get("content-length", "")
+            if not length.isdigit() or int(length) > _MOST_FORM_BYTES:
+                raise HTTPException(413)
+            form = await request.form()
+            token = form.get("form_token")
+            if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
+                return self._refused(request, 403, UsageError(
+                    "web-form-expired", "this form is from another start of flatout web.",
+                    fix="reload the page, and send it again",
+                ))  # fmt: skip
+            try:
+                return await run_in_threadpool(act, request, form)
+            except FlatoutError as error:
+                return self._refused(request, 400, error)
+
+        return Route(path, answer, methods=["POST"])
+
+    def _answer(self, request: Request, build: PageFunction) -> Response:
+        run, is_json = request.path_params.get("run", ""), request.url.path.endswith(".json")
+        if run and is_json:
+            # A run's own id may end like that.
+            is_json = not self._context.runs.has(run)
+            run = run.removesuffix(".json") if is_json else run
+        try:
+            page = build(PageRequest(context=self._context, query=request.query_params, run=run))
+        except FlatoutError as error:
+            return self._refused(request, 404 if error.rule in _NOT_THERE else 400, error)
+        if is_json:
+            return render.as_json(page)
+        return render.as_html(page, request, self._rules)
+
+    async def _live_charts(self, request: Request) -> Response:
+        query = PageRequest(context=self._context, query=request.query_params)
+        return render.as_json(await run_in_threadpool(live_charts, query))
+
+    async def _live_events(self, request: Request) -> Response:
+        query = PageRequest(context=self._context, query=request.query_params)
+        return live_events(time_view(query), self._is_stopping)
+
+    def _explained(self, request: Request, form: FormData) -> Response:
+        is_json = request.url.path.endswith(".json")
+        page = explanation_page(self._context, form, is_shared=is_json)
+        return render.as_json(page) if is_json else render.as_html(page, request, self._rules)
+
+    async def _first(self, request: Request) -> Response:
+        return RedirectResponse("/home")
+
+    async def _live(self, request: Request) -> Response:
+        try:
+            folder = await run_in_threadpool(self._context.runs.find, request.path_params["run"])
+        except FlatoutError as error:
+            return self._refused(request, 404, error)
+        return live_lines(request, folder, self._is_stopping)
+
+    async def _charts(self, request: Request) -> Response:
+        return await run_in_threadpool(self._chart_document, request)
+
+    def _chart_document(self, request: Request) -> Response:
+        query = PageRequest(context=self._context, query=request.query_params)
+        view = CurveView(
+            first_step=query.number("from", 0, _LAST_STEP),
+            last_step=query.number("to", 0, _LAST_STEP),
+            columns=query.number("columns", 50, _MOST_COLUMNS) or CurveView().columns,
+        )
+        ids = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_CHARTED_RUNS]
+        charts, problems = charts_of(self._context, ids, view, request.query_params.get("panel"))
+        data = {"charts": charts, "problems": problems}
+        return render.as_json(WebPage(template="", data=data))
+
+    def _refused(self, request: Request, status: int, error: FlatoutError) -> Response:
+        return self._error_page(request, status, finding_from(error))
+
+    def _error_page(self, request: Request, status: int, finding: Finding) -> Response:
+        page = WebPage(template="error", data={"error": finding})
+        if request.url.path.endswith(".json"):
+            return render.as_json(page, status)
+        return render.as_html(page, request, self._rules, status)
+
+    async def not_answered(self, request: Request, error: HTTPException) -> Response:
+        """An address that does not exist, or not with this method."""
+        if error.status_code != 404:
+            return PlainTextResponse(f"{error.detail}\n", error.status_code)
+        problem = f"there is no page {request.url.path}."
+        finding = Finding(rule="web-no-such-page", severity="error", problem=problem)
+        return self._error_page(request, error.status_code, finding)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """A fault of ours; uvicorn prints the traceback."""
+        return self._error_page(request, 500, internal_error(error))
+
+
+def _keep_language(request: Request, form: FormData) -> Response:
+    """Keeps the language of the pages in a cookie, and goes back to the page."""
+    target = urlsplit(str(form.get("back", "")))
+    path = "/" + target.path.lstrip("/\\")
+    back = RedirectResponse(f"{path}{f'?{target.query}' if target.query else ''}", 303)
+    language = form.get("language")
+    if language in LANGUAGES:
+        back.set_cookie(
+            render.LANGUAGE_COOKIE, str(language), max_age=_YEAR_S, httponly=True, samesite="strict"
+        )
+    return back

@@ -1,0 +1,162 @@
+"""The user's runs, read again only where one of their files has changed.
+
+A page of a thousand runs asks for the times of their files, and reads few of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import FlatoutError, UsageError
+from flatout.runs.listing import listed_run
+from flatout.runs.model.listed import ListedRun
+from flatout.schema.run import Run
+from flatout.schema.run_lines import Validated
+from flatout.system.store.metric_index import forget_removed_runs
+from flatout.system.store.run_folder import RunFolder, run_paths, validations_of
+
+# Of a run's validations, the best one and so many of the last are kept.
+_KEPT_VALIDATIONS = 12
+# A line that was being written when the metrics were read last began no earlier.
+_LONGEST_LINE_BYTES = 1 << 20
+_NUM_THREADS = 8
+
+_Stamp = tuple[tuple[int, int], ...]
+
+
+class _Entry(msgspec.Struct):
+    """A run as it was read. validations: kept ones, of the first so many bytes of the metrics."""
+
+    stamp: _Stamp
+    row: ListedRun | None = None
+    validations: list[Validated] = []
+    num_read_bytes: int = 0
+
+
+class RunCache:
+    """Rows of `flatout runs`, for threads that ask for them at the same time."""
+
+    def __init__(self) -> None:
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._entries: dict[Path, _Entry] = {}
+
+    def paths(self) -> list[Path]:
+        """Folders of all runs, oldest first."""
+        return run_paths()
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a run of that id."""
+        return any(path.name == run_id for path in run_paths())
+
+    def find(self, run_id: str) -> RunFolder:
+        """A run by its id, which is looked up; it is never part of a path.
+
+        Raises:
+            UsageError: unknown-run.
+        """
+        for path in run_paths():
+            if path.name == run_id:
+                return RunFolder(path)
+        raise UsageError("unknown-run", f"there is no run `{run_id}`.", fix="list runs: /runs")
+
+    def rows(self, paths: Iterable[Path]) -> list[ListedRun]:
+        """These runs, in this order; without those that were removed in the meantime."""
+        # Whether a lock is taken is asked several times, with pauses: many are asked at once.
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            return [row for row in threads.map(self.row, paths) if row is not None]
+
+    def running(self, paths: Iterable[Path]) -> set[Path]:
+        """Those of the runs that a process is training."""
+        paths = list(paths)
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            return {path for path, is_ in zip(paths, threads.map(_is_taken, paths), strict=True)
+                    if is_}  # fmt: skip
+
+    def row(self, path: Path) -> ListedRun | None:
+        """A run as it is now."""
+        with self._lock:
+            entry = self._entries.get(path)
+        stamp = _stamp(path)
+        if entry is None or entry.stamp != stamp or _may_have_ended(entry.row, path):
+            # One at a time: it parses the experiment, and in Python 3.11 `ast.parse` fails where
+            # two threads do (SystemError: AST constructor recursion depth mismatch).
+            with self._reading:
+                entry = _read(path, stamp, entry)
+            with self._lock:
+                self._entries[path] = entry
+        return entry.row
+
+    def forget_removed(self) -> None:
+        """Drops what is known about runs that no longer exist."""
+        paths = run_paths()
+        with self._lock:
+            for path in self._entries.keys() - set(paths):
+                del self._entries[path]
+        forget_removed_runs(path.name for path in paths)
+
+
+def _read(path: Path, stamp: _Stamp, before: _Entry | None) -> _Entry:
+    """Reads a run; of its metrics, which may be long, only what is new."""
+    folder = RunFolder(path)
+    known: list[Validated] = []
+    size, offset = stamp[2][1], 0
+    if before is not None and before.num_read_bytes <= size:
+        known, offset = before.validations, before.num_read_bytes
+    try:
+        last_step = known[-1].step if known else -1
+        start = max(0, offset - _LONGEST_LINE_BYTES)
+        new = (line for line in validations_of(folder, offset=start) if line.step > last_step)
+        for line in new:
+            known = _kept([*known, line])
+    except FlatoutError:
+        # `listed_run` finds the same, and says what is wrong with the run.
+        row = listed_run(folder)
+        return _Entry(stamp=stamp, row=row)
+    row = listed_run(folder, known)
+    if before is not None and _started_at(row) != _started_at(before.row):
+        # A resume has cut the metrics back to a checkpoint.
+        return _read(path, stamp, None)
+    return _Entry(stamp=stamp, row=row, validations=known, num_read_bytes=size)
+
+
+def _started_at(row: ListedRun | None) -> float | None:
+    run = row.run if row is not None else None
+    return run.started.at if isinstance(run, Run) and run.started is not None else None
+
+
+def _kept(validations: list[Validated]) -> list[Validated]:
+    best = [line for line in validations if line.is_best][-1:]
+    last = validations[-_KEPT_VALIDATIONS:]
+    return last if not best or best[0] in last else [*best, *last]
+
+
+def _may_have_ended(row: ListedRun | None, path: Path) -> bool:
+    """Whether a worker may have been killed, which changes no file."""
+    if row is None or not isinstance(row.run, Run) or row.run.status not in ("running", "new"):
+        return False
+    return _is_taken(path) != (row.run.status == "running")
+
+
+def _is_taken(path: Path) -> bool:
+    try:
+        return RunFolder(path).lock().is_taken()
+    except (FlatoutError, OSError):
+        return False
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Times and sizes of a run's files."""
+    stamps = []
+    for name in ("run.json", "events.jsonl", "metrics.jsonl", "checkpoints"):
+        try:
+            found = os.stat(path / name)
+            stamps.append((found.st_mtime_ns, found.st_size))
+        except OSError:
+            stamps.append((0, 0))
+    return tuple(stamps)

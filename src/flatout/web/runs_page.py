@@ -1,0 +1,48 @@
+"""Runs: the list of `flatout runs`, with its filters and its order."""
+
+from __future__ import annotations
+
+from flatout.errors import UsageError
+from flatout.runs.model.listed import ListedRun, ListRequest, chosen_runs
+from flatout.schema.finding import finding_from
+from flatout.web.page import PageRequest, WebPage
+from flatout.web.run_row import run_row
+
+_NUM_ON_PAGE = 100
+_MOST_PAGES = 10**6
+
+
+def runs_page(request: PageRequest) -> WebPage:
+    """A page of the list: the newest first, or as `sort` says."""
+    query, cache = request.query, request.context.runs
+    conditions = tuple(
+        part for text in query.getlist("where") for part in text.split(";") if part.strip()
+    )
+    sort = query.get("sort") or None
+    paths = cache.paths()[::-1]
+    number = request.number("page", 1, _MOST_PAGES) or 1
+    shown = slice((number - 1) * _NUM_ON_PAGE, number * _NUM_ON_PAGE)
+    problem, num_found = None, len(paths)
+    rows: list[ListedRun] = []
+    if conditions or sort:
+        try:
+            rows = chosen_runs(cache.rows(paths), ListRequest(conditions=conditions, sort=sort))
+            num_found, rows = len(rows), rows[shown]
+        except UsageError as error:
+            problem = finding_from(error)
+    if problem is not None or not (conditions or sort):
+        # Only what is shown is read.
+        rows = cache.rows(paths[shown])
+    return WebPage(
+        template="runs",
+        data={
+            "runs": [run_row(row) for row in rows],
+            "where": "; ".join(conditions),
+            "sort": sort or "",
+            "problem": problem,
+            "page_number": number,
+            "num_pages": max(1, -(-num_found // _NUM_ON_PAGE)),
+            "num_found": num_found,
+            "num_runs": len(paths),
+        },
+    )
