@@ -20,6 +20,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.metric_curves import CurveView
 from flatout.web import render
+from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
 from flatout.web.charts import charts_of
 from flatout.web.compare_page import compare_page
 from flatout.web.gate import Gate, GateRules, is_equal
@@ -70,6 +71,9 @@ class _Pages:
         yield Route("/runs/{run}/live", self._live)
         yield from self.page("/runs/{run}", run_page)
         yield Route("/chart.json", self._charts)
+        yield from self.page("/bench", bench_page)
+        yield from self.page("/bench/compare", bench_compare_page)
+        yield from self.page("/bench/platforms", bench_platforms_page)
         yield self.change("/language", _keep_language, is_allowed_always=True)
         yield Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
 

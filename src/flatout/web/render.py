@@ -16,7 +16,15 @@ from starlette.responses import Response
 from flatout import __version__
 from flatout.schema.addresses import masked
 from flatout.schema.suggested_command import typed_value
-from flatout.schema.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from flatout.schema.units import (
+    bytes_text,
+    count_text,
+    percent_text,
+    quantity_text,
+    rate_text,
+    seconds_text,
+)
+from flatout.web.bench_pictures import add_pictures
 from flatout.web.charts import picture, value_text
 from flatout.web.gate import GateRules
 from flatout.web.page import WebPage
@@ -76,8 +84,10 @@ def _environment() -> jinja2.Environment:
         "bytes": bytes_text, "count": count_text, "percent": percent_text, "seconds": seconds_text,
         "rate": rate_text, "typed": typed_value, "moment": moment_text, "metric": metric_text,
         "compared": compared_text, "interval": interval_text,
+        "quantity": quantity_text,
     }  # fmt: skip
     environment.globals |= {"picture": picture, "value_text": value_text}
+    add_pictures(environment)
     return environment
 
 
