@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from flatout.schema import run_lines
+from flatout.schema.bench_comparison import Group, Verdict
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
@@ -18,7 +19,8 @@ WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
 TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("templates/*.html")}
 KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
-GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line")
+GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
+          "verdict", "bench_group")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -74,6 +76,8 @@ def test_names_of_ours_have_texts() -> None:
     assert [kind for kind in kinds if f"event.{kind}" not in KEYS] == []
     assert [name for name in get_args(Status) if f"status.{name}" not in KEYS] == []
     assert [name for name in get_args(Origin) if f"origin.{name}" not in KEYS] == []
+    assert [name for name in get_args(Verdict) if f"verdict.{name}" not in KEYS] == []
+    assert [name for name in get_args(Group) if f"bench_group.{name}" not in KEYS] == []
 
 
 @pytest.mark.parametrize(
