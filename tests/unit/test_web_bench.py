@@ -62,7 +62,7 @@ def test_bench_shows_the_newest_limits_of_each_device() -> None:
     keep("limits/2", limits_file(settings={"device": "cuda:0"}))
     limits = document("/bench.json")["limits"]
     assert [(one["device"], one["at"]) for one in limits] == [
-        ("cuda:0", "2026-11-24T16:00:00Z"), ("cpu", LATER.at)
+        ("cpu", LATER.at), ("cuda:0", "2026-11-24T16:00:00Z")
     ]  # fmt: skip
 
 
@@ -80,8 +80,10 @@ def test_compare_is_what_the_command_finds() -> None:
     keep("bench/a", files[0])
     keep("bench/b", files[1])
     found = document(f"/bench/compare.json?{BOTH}")["comparison"]
-    wanted = bench_compare.compare([loaded(file, name, "") for name, file in zip("ab", files)])
-    assert found["rows"] == msgspec.to_builtins(wanted.rows)
+    wanted = bench_compare.compare(
+        [loaded(file, name, "") for name, file in zip("ab", files, strict=True)]
+    )
+    assert found["rows"] == json.loads(msgspec.json.encode(wanted.rows))
     text = page(f"/bench/compare?{BOTH}")
     assert "b against a" in text and "faster" in text and "x1.50 [" in text
     assert text.count('<svg class="roofline"') == 2

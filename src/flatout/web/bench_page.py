@@ -110,9 +110,9 @@ def _newest_limits(files: Sequence[KeptBench]) -> list[KeptBench]:
     """Of each device the newest limits: those under an older driver or torch stay in the folder."""
     own = [one for one in files if one.is_own_limits]
     by_device: dict[str, KeptBench] = {}
-    for one in sorted(own, key=lambda one: one.bench.file.began.at):
-        by_device[one.bench.file.settings.get("device", "")] = one
-    return list(by_device.values())[::-1]
+    for one in sorted(own, key=lambda one: one.bench.file.began.at, reverse=True):
+        by_device.setdefault(one.bench.file.settings.get("device", ""), one)
+    return list(by_device.values())
 
 
 def _limits(one: KeptBench) -> dict[str, Any]:
