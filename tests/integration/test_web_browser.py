@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 from support.bench_results import keep, limits_file, workload_file
+from support.step_profiles import line
+from support.step_profiles import report as step_profile
 from support.web_runs import big_metrics, finished, new_run, progress, started, validated, whole_run
 
 from flatout.schema.web_request import WebExport
 from flatout.system import atomic_files
+from flatout.system.store.profile_reports import keep_report
 from flatout.system.store.run_folder import RunFolder
 from flatout.web.api import export
 
@@ -31,7 +34,7 @@ ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.tit
 PAGES = ("home", "runs", "runs/digits-0001", "runs/failed-0001",
          "compare?run=digits-0001&run=digits-0002", "bench",
          "bench/compare?file=bench/a&file=bench/b&file=bench/run-mlp",
-         "bench/platforms?file=bench/a&file=bench/wsl2")  # fmt: skip
+         "bench/platforms?file=bench/a&file=bench/wsl2", "profiles")  # fmt: skip
 LACKING = [
     what
     for what, is_there in (
@@ -59,6 +62,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     keep("bench/b", limits_file(1.5, warnings=(ATTACK,)))
     keep("bench/wsl2", limits_file(0.5, "WSL2"))
     keep("bench/run-mlp", workload_file(warnings=(ATTACK,)))
+    keep_report(step_profile({"matrix": 8e-3, "host": 2e-3}, lines=(line(ATTACK, 2),)))
     yield folder
     if before is None:
         del os.environ["FLATOUT_STATE"]

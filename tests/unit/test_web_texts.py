@@ -13,6 +13,7 @@ from flatout.schema import run_lines
 from flatout.schema.bench_comparison import Group, Verdict
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
+from flatout.schema.step_profile import PARTS
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
 WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
@@ -20,7 +21,7 @@ TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("t
 KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
 GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
-          "verdict", "bench_group")  # fmt: skip
+          "verdict", "bench_group", "profile_part")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -77,6 +78,7 @@ def test_names_of_ours_have_texts() -> None:
     assert [name for name in get_args(Status) if f"status.{name}" not in KEYS] == []
     assert [name for name in get_args(Origin) if f"origin.{name}" not in KEYS] == []
     assert [name for name in get_args(Verdict) if f"verdict.{name}" not in KEYS] == []
+    assert [name for name in PARTS if f"profile_part.{name}" not in KEYS] == []
     assert [name for name in get_args(Group) if f"bench_group.{name}" not in KEYS] == []
 
 

@@ -7,7 +7,8 @@ Pages and addresses
   The same data is the page as JSON, at the address with `.json` after it
 - `/home`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B`; they stay as they are, so that they can be
   kept as bookmarks
-- `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`
+- `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`;
+  `/profiles?of=digits`
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines
 

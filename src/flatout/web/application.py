@@ -27,6 +27,7 @@ from flatout.web.gate import Gate, GateRules, is_equal
 from flatout.web.home_page import home_page
 from flatout.web.live import live_lines
 from flatout.web.page import PageContext, PageRequest, WebPage
+from flatout.web.profile_page import profile_page
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
 from flatout.web.texts import LANGUAGES
@@ -74,6 +75,7 @@ class _Pages:
         yield from self.page("/bench", bench_page)
         yield from self.page("/bench/compare", bench_compare_page)
         yield from self.page("/bench/platforms", bench_platforms_page)
+        yield from self.page("/profiles", profile_page)
         yield self.change("/language", _keep_language, is_allowed_always=True)
         yield Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
 
