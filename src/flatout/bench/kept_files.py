@@ -77,7 +77,8 @@ def _is_same(first: BenchFile, second: BenchFile) -> bool:
 
 def _named(files: Sequence[KeptBench]) -> list[KeptBench]:
     """With names for people: limits are in files that are named by a key."""
-    named, seen = [], dict[str, int]()
+    named: list[KeptBench] = []
+    seen: dict[str, int] = {}
     for one in files:
         bench = one.bench
         name = bench.name

@@ -31,7 +31,7 @@ def rooflines(files: Sequence[LoadedBench]) -> list[tuple[str, Markup]]:
         return []
     drawn = [(one.name, charts.roofline(one.file, scale)) for one in files]
     # Its texts are escaped where it is drawn.
-    return [(name, Markup(svg)) for name, svg in drawn if svg]  # noqa: S704
+    return [(name, Markup(svg)) for name, svg in drawn if svg]
 
 
 def ratio_scale(ratios: Iterable[Interval]) -> float:
@@ -41,12 +41,12 @@ def ratio_scale(ratios: Iterable[Interval]) -> float:
 
 def ratio_bar(ratio: Interval, verdict: Verdict, scale: float) -> Markup:
     """A ratio with its interval; the number is next to it."""
-    return Markup(charts.ratio_bar(ratio, verdict, scale))  # noqa: S704
+    return Markup(charts.ratio_bar(ratio, verdict, scale))
 
 
 def ratio_axis(scale: float) -> Markup:
     """The numbers below such bars."""
-    return Markup(charts.ratio_axis(scale))  # noqa: S704
+    return Markup(charts.ratio_axis(scale))
 
 
 def compared_ratios(rows: Iterable[ComparedRow], place: int) -> list[Interval]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from flatout.errors import UsageError
-from flatout.schema.step_profile import LineTime, OperatorTime, StepProfile
+from flatout.schema.step_profile import Held, LineTime, MemoryUse, OperatorTime, StepProfile
 from flatout.system.store.profile_reports import kept_reports, read_report
 from flatout.web.page import PageRequest, Section, WebPage, section
 
@@ -66,16 +64,18 @@ def _shown(report: StepProfile) -> dict[str, Any]:
         "layers": [_operator(one, whole_s) for one in report.layers[:_MOST_ROWS]],
         "peak_bytes": report.memory.peak_bytes,
         "why_no_peak": report.memory.reason,
-        "at_peak": [
-            {**msgspec.structs.asdict(one), "share": _share(one.num_bytes, report.memory.peak_bytes)}
-            for one in report.memory.at_peak
-        ],
+        "at_peak": [_held(one, report.memory) for one in report.memory.at_peak],
         "recipe": report.recipe | report.settings,
     }
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _held(one: Held, memory: MemoryUse) -> dict[str, Any]:
+    share = _share(one.num_bytes, memory.peak_bytes)
+    return {"name": one.name, "num_bytes": one.num_bytes, "share": share}
 
 
 def _line(line: LineTime, whole_s: float | None) -> dict[str, Any]:
