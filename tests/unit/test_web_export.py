@@ -87,9 +87,7 @@ def test_copy_has_neither_scripts_nor_forms_nor_tokens(tmp_path: Path) -> None:
         assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
 
 
-def test_copy_has_no_paths_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_has_no_paths_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home-of-ann"
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
