@@ -61,6 +61,12 @@ def experiment(batch_size: int = 16):
 TENSORS = "lambda: (torch.randn(256, 8), torch.ones(256, 1))"
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last report of each experiment is kept there."""
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+
+
 def written(folder: Path, body: str = "pass", step: str = "loss=loss", data: str = TENSORS) -> str:
     # A name of its own: files are imported by their names.
     path = folder / f"made_{folder.name}.py"

@@ -66,6 +66,12 @@ def seconds(profile: dict[str, Any], part: str) -> float:
     return sum(one["seconds"] or 0.0 for one in profile["split"] if one["part"] == part)
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last report of each program is kept there."""
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+
+
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script with the slow loader."""

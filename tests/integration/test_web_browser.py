@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bench_results import keep, limits_file, workload_file
+from support.step_profiles import line
+from support.step_profiles import report as step_profile
 from support.web_runs import (
     big_metrics,
     finished,
@@ -35,9 +38,12 @@ from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.schema.plan import Plan, PlanStep, Write
+from flatout.schema.web_request import WebExport
 from flatout.system import atomic_files
 from flatout.system.store.daily_files import DailyFiles, monitor_folder
+from flatout.system.store.profile_reports import keep_report
 from flatout.system.store.run_folder import RunFolder
+from flatout.web.api import export
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CHROMIUM = Path("/usr/bin/chromium")
@@ -45,7 +51,9 @@ TOKEN = "s3cret-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.title='RUN'\">"
 PAGES = ("home", "doctor", "explain", "live", "runs", "runs/digits-0001", "runs/failed-0001",
-         "compare?run=digits-0001&run=digits-0002")  # fmt: skip
+         "compare?run=digits-0001&run=digits-0002", "bench",
+         "bench/compare?file=bench/a&file=bench/b&file=bench/run-mlp",
+         "bench/platforms?file=bench/a&file=bench/wsl2", "profiles")  # fmt: skip
 LACKING = [
     what
     for what, is_there in (
@@ -69,6 +77,12 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "runs" / "failed-0001" / "worker.log").write_text(f"{ATTACK}\n" * 300)
     big_metrics(new_run("long-0001", [started()]), 200_000)
     sampled(time.time() - 3000, 100)
+    keep("limits/0123", limits_file(warnings=(ATTACK,)))
+    keep("bench/a", limits_file())
+    keep("bench/b", limits_file(1.5, warnings=(ATTACK,)))
+    keep("bench/wsl2", limits_file(0.5, "WSL2"))
+    keep("bench/run-mlp", workload_file(warnings=(ATTACK,)))
+    keep_report(step_profile({"matrix": 8e-3, "host": 2e-3}, lines=(line(ATTACK, 2),)))
     yield folder
     if before is None:
         del os.environ["FLATOUT_STATE"]
@@ -334,6 +348,47 @@ def end(folder: RunFolder) -> None:
     events = atomic_files.Lines(folder.events)
     events.append(finished())
     events.close()
+
+
+def test_results_are_compared(browser: Any, address: str) -> None:
+    with Visit(browser, address, "") as page:
+        page.get_by_role("link", name="Bench", exact=True).click()
+        page.locator("svg.roofline").first.wait_for()
+        keep_picture(page, "bench")
+        page.get_by_label("Compare a", exact=True).check()
+        page.get_by_label("Compare wsl2").check()
+        page.get_by_role("button", name="Compare the chosen results").click()
+        page.get_by_role("heading", name="a against wsl2").or_(
+            page.get_by_role("heading", name="wsl2 against a")
+        ).wait_for()
+        assert page.locator("td.bars svg.bar").count() > 3
+        keep_picture(page, "bench-compare")
+        page.get_by_role("link", name="Choose other results").click()
+        page.get_by_label("Compare a", exact=True).check()
+        page.get_by_label("Compare wsl2").check()
+        page.get_by_role("button", name="As platforms, next to each other").click()
+        page.get_by_role("heading", name="WSL2 against Linux").wait_for()
+        keep_picture(page, "bench-platforms")
+
+
+def test_copy_of_runs_is_opened_as_files(browser: Any, state: Path, tmp_path: Path) -> None:
+    runs = ("digits-0001", "digits-0002", "failed-0001")
+    copy = tmp_path / "copy"
+    export(WebExport(folder=str(copy), runs=runs))
+    with Visit(browser, f"file://{copy}/", "index.html") as page:
+        assert page.evaluate("getComputedStyle(document.body).display") == "flex"
+        keep_picture(page, "copy")
+        page.get_by_role("link", name="Compare these runs").click()
+        page.get_by_role("heading", name="Compare runs").wait_for()
+        assert page.locator("figure svg[role=img]").first.is_visible()
+        page.get_by_role("link", name="digits-0001").first.click()
+        page.get_by_role("heading", name="digits-0001").wait_for()
+        assert page.locator(".results dd").all_inner_texts() == ["0.25", "91.0 %"]
+        keep_picture(page, "copy-run")
+        page.get_by_role("link", name="flatout", exact=True).click()
+        page.get_by_role("link", name="failed-0001").click()
+        page.get_by_role("heading", name="failed-0001").wait_for()
+        assert page.title() != "RUN" and page.locator("img").count() == 0
 
 
 def test_pages_without_javascript(browser: Any, address: str) -> None:

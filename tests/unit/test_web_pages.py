@@ -38,7 +38,8 @@ from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
 PAGES = ("/home", "/doctor", "/explain", "/explain?id=torch-cpu-only-build", "/live", "/runs",
-         "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001")  # fmt: skip
+         "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001", "/bench",
+         "/bench/compare", "/profiles")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 

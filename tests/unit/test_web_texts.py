@@ -10,8 +10,10 @@ from typing import get_args
 import pytest
 
 from flatout.schema import change_journal, run_lines
+from flatout.schema.bench_comparison import Group, Verdict
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
+from flatout.schema.step_profile import PARTS
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
 WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
@@ -19,7 +21,8 @@ TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("t
 KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
 GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
-          "plan_row", "plan_step", "changed", "alarm")  # fmt: skip
+          "plan_row", "plan_step", "changed", "alarm", "verdict", "bench_group",
+          "profile_part")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -78,6 +81,9 @@ def test_names_of_ours_have_texts() -> None:
     hows, changes = get_args(change_journal.How), get_args(change_journal.Status)
     assert [name for name in hows if f"plan_step.{name}" not in KEYS] == []
     assert [name for name in changes if f"changed.{name}" not in KEYS] == []
+    assert [name for name in get_args(Verdict) if f"verdict.{name}" not in KEYS] == []
+    assert [name for name in PARTS if f"profile_part.{name}" not in KEYS] == []
+    assert [name for name in get_args(Group) if f"bench_group.{name}" not in KEYS] == []
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,12 @@ def joined(paths: Sequence[Path], html: Path | None) -> PlatformsReport:
         UsageError: bench-one-platform, bench-nothing-in-common, bench-report-not-writable, and for
             files.
     """
-    loaded = compare.load(paths)
-    platforms = [merged(name, files) for name, files in _by_platform(loaded)]
+    return platforms_report(compare.load(paths), html)
+
+
+def platforms_report(files: Sequence[LoadedBench], html: Path | None = None) -> PlatformsReport:
+    """As `joined`, of files that were read."""
+    platforms = [merged(name, of_one) for name, of_one in _by_platform(files)]
     if len(platforms) < 2:
         names = ", ".join(one.name for one in platforms) or "none"
         raise UsageError(
@@ -97,7 +101,7 @@ def joined(paths: Sequence[Path], html: Path | None) -> PlatformsReport:
         report.write_report(html, platforms, comparison)
     return PlatformsReport(
         platforms=tuple(one.name for one in platforms),
-        files=tuple(str(path) for path in paths),
+        files=tuple(one.path for one in files),
         missing=tuple(name for name in _THREE if name not in {one.name for one in platforms}),
         doubts=tuple(_doubts(platforms)),
         parts=(*_parts(comparison), *_mnt_parts(platforms)),

@@ -17,6 +17,7 @@ from flatout.schema.step_profile import StepProfile
 from flatout.schema.units import counted_text
 from flatout.system import atomic_files, pass_signals, worker_process
 from flatout.system.script_hook import hook_environment, own_packages, take_trace
+from flatout.system.store.profile_reports import keep_report
 from flatout.system.watched_program import WatchedProgram
 
 _LOOK_S = 0.5
@@ -96,6 +97,7 @@ def _found_in(folder: Path, request: ScriptProfileRequest) -> ScriptProfiled | F
                 f"its report could not be read: {type(error).__name__}: {error}",
                 "flatout watch shows where its time goes from outside",
             )
+        keep_report(report)
         trace, number = request.trace, path.stem.removeprefix("profile-")
         has_trace = trace is not None and take_trace(folder, number, Path(trace))
         return ScriptProfiled(report=report, trace=trace if has_trace else None)

@@ -38,6 +38,7 @@ from flatout.system.host_system import LocalSystem
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.probes.machine import probe
 from flatout.system.store.interpreters import resolve_with_flatout
+from flatout.system.store.profile_reports import keep_report
 from flatout.system.worker_process import ending_text
 from flatout.tune.statistics import speedup, speedup_over_processes
 
@@ -63,7 +64,7 @@ class ProfileCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
-    """Profiles an experiment; the last value is the report, with advice.
+    """Profiles an experiment; the last value is the report, with advice. The state folder keeps it.
 
     Raises:
         UsageError: what a training would be refused for; bench-report-not-writable.
@@ -97,6 +98,7 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
             yield Doing(what=f"proving {advice.id}", done=done)
             proved.append(_proved(python, spec, advice))
         report = msgspec.structs.replace(report, advice=tuple(proved))
+    keep_report(report)
     yield report
 
 

@@ -29,3 +29,22 @@ class WebReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     needs_token: bool
     is_read_only: bool
+
+
+class WebExport(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs to copy as pages. folder: a new one. runs: ids or folders. conditions: as `flatout runs
+    --where` has them; with both, runs that are named or match.
+    """
+
+    folder: str
+    runs: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+class WebExported(msgspec.Struct, frozen=True, kw_only=True):
+    """The copy. first: the file to open. runs: ids."""
+
+    folder: str
+    first: str
+    runs: tuple[str, ...]
+    num_files: int

@@ -7,6 +7,8 @@ Pages and addresses
   The same data is the page as JSON, at the address with `.json` after it
 - `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...;
   they stay as they are, so that they can be kept as bookmarks
+- `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`;
+  `/profiles?of=digits`
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines
 
@@ -22,6 +24,13 @@ Data
   page is shown
 - without JavaScript a page is complete; with it, charts zoom and parts with `data-live` are
   replaced by those of the same page, fetched again
+
+Copies
+------
+
+`export.py` writes the pages of runs into a folder (`flatout web --export`). In templates,
+`copied_at` is then not None: scripts, forms and what is private are left out. Links to pages that
+are not in the copy lose their address.
 
 Security
 --------

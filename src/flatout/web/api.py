@@ -1,4 +1,4 @@
-"""`flatout web`: opens the port, and answers until Ctrl-C."""
+"""`flatout web`: opens the port, and answers until Ctrl-C; or writes pages as files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from flatout.errors import FlatoutError, UsageError
-from flatout.schema.web_request import WebReady, WebRequest
+from flatout.schema.web_request import WebExport, WebExported, WebReady, WebRequest
 from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket, own_name
 
@@ -28,6 +28,18 @@ def secret_of(text: str) -> str:
         UsageError: bad-token.
     """
     return serve_files.secret_of(text, "--token")
+
+
+def export(request: WebExport) -> WebExported:
+    """Copies runs as pages that need no server.
+
+    Raises:
+        UsageError: web-package-missing, and as `web/export.py` says.
+    """
+    _check_packages()
+    from flatout.web.export import export_runs
+
+    return export_runs(request)
 
 
 class WebServer:

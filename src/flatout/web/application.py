@@ -20,6 +20,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.metric_curves import CurveView
 from flatout.web import render
+from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
 from flatout.web.charts import charts_of
 from flatout.web.compare_page import compare_page
 from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
@@ -30,6 +31,7 @@ from flatout.web.live import live_lines
 from flatout.web.live_page import live_charts, live_events, live_page
 from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
+from flatout.web.profile_page import profile_page
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
 from flatout.web.texts import LANGUAGES
@@ -87,6 +89,10 @@ class _Pages:
         yield Route("/runs/{run}/live", self._live)
         yield from self.page("/runs/{run}", run_page)
         yield Route("/chart.json", self._charts)
+        yield from self.page("/bench", bench_page)
+        yield from self.page("/bench/compare", bench_compare_page)
+        yield from self.page("/bench/platforms", bench_platforms_page)
+        yield from self.page("/profiles", profile_page)
         yield self.change("/language", _keep_language, is_allowed_always=True)
         yield Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
 

@@ -17,7 +17,15 @@ from flatout import __version__
 from flatout.schema.addresses import masked
 from flatout.schema.plan import edit_text
 from flatout.schema.suggested_command import typed_value
-from flatout.schema.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from flatout.schema.units import (
+    bytes_text,
+    count_text,
+    percent_text,
+    quantity_text,
+    rate_text,
+    seconds_text,
+)
+from flatout.web.bench_pictures import add_pictures
 from flatout.web.charts import picture, value_text
 from flatout.web.gate import GateRules
 from flatout.web.page import WebPage
@@ -26,32 +34,58 @@ from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 LANGUAGE_COOKIE = "flatout_language"
 
 
+class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """What is around a page.
+
+    path, query: of its address. copied_at: of a copy without a server (`flatout web --export`).
+    """
+
+    path: str
+    query: str = ""
+    language: str = LANGUAGES[0]
+    is_read_only: bool = False
+    form_token: str = ""
+    copied_at: float | None = None
+
+
 def as_json(page: WebPage, status: int = 200) -> Response:
     """The data of a page."""
-    text = msgspec.json.format(msgspec.json.encode(page.data), indent=2).decode()
-    return Response(masked(text), status, media_type="application/json")
+    return Response(document_of(page), status, media_type="application/json")
+
+
+def document_of(page: WebPage) -> str:
+    """The data of a page as a JSON document."""
+    return masked(msgspec.json.format(msgspec.json.encode(page.data), indent=2).decode())
 
 
 def as_html(page: WebPage, request: Request, rules: GateRules, status: int = 200) -> Response:
     """A page for people."""
-    language = language_of(request)
-    texts = texts_in(language)
-    path = request.url.path
+    frame = PageFrame(
+        path=request.url.path, query=request.url.query, language=language_of(request),
+        is_read_only=rules.is_read_only, form_token=rules.form_token,
+    )  # fmt: skip
+    return Response(html_of(page, frame), status, media_type="text/html")
+
+
+def html_of(page: WebPage, frame: PageFrame) -> str:
+    """A page as a file of HTML."""
+    texts = texts_in(frame.language)
     html = _environment().get_template(f"{page.template}.html").render(
         **page.data,
         page=page.template,
         version=__version__,
-        is_read_only=rules.is_read_only,
-        form_token=rules.form_token,
+        is_read_only=frame.is_read_only,
+        form_token=frame.form_token,
+        copied_at=frame.copied_at,
         languages={name: texts_in(name).text("language.name") for name in LANGUAGES},
-        language=language,
-        address=f"{path}?{request.url.query}" if request.url.query else path,
-        json_address=_json_address(path, request.url.query),
+        language=frame.language,
+        address=f"{frame.path}?{frame.query}" if frame.query else frame.path,
+        json_address=_json_address(frame.path, frame.query),
         t=texts.text,
         counted=texts.counted,
         named=texts.named,
     )  # fmt: skip
-    return Response(masked(html), status, media_type="text/html")
+    return masked(html)
 
 
 def language_of(request: Request) -> str:
@@ -77,8 +111,10 @@ def _environment() -> jinja2.Environment:
         "bytes": bytes_text, "count": count_text, "percent": percent_text, "seconds": seconds_text,
         "rate": rate_text, "typed": typed_value, "moment": moment_text, "metric": metric_text,
         "compared": compared_text, "interval": interval_text, "edit": edit_text,
+        "quantity": quantity_text,
     }  # fmt: skip
     environment.globals |= {"picture": picture, "value_text": value_text}
+    add_pictures(environment)
     return environment
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,19 +40,24 @@ class _Entry(msgspec.Struct):
 
 
 class RunCache:
-    """Rows of `flatout runs`, for threads that ask for them at the same time."""
+    """Rows of `flatout runs`, for threads that ask for them at the same time.
 
-    def __init__(self) -> None:
+    Args:
+        list_paths: folders of the runs that there are, oldest first.
+    """
+
+    def __init__(self, list_paths: Callable[[], list[Path]] = run_paths) -> None:
+        self._list_paths = list_paths
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._entries: dict[Path, _Entry] = {}
 
     def paths(self) -> list[Path]:
         """Folders of all runs, oldest first."""
-        return run_paths()
+        return self._list_paths()
 
     def has(self, run_id: str) -> bool:
         """Whether there is a run of that id."""
-        return any(path.name == run_id for path in run_paths())
+        return any(path.name == run_id for path in self._list_paths())
 
     def find(self, run_id: str) -> RunFolder:
         """A run by its id, which is looked up; it is never part of a path.
@@ -60,7 +65,7 @@ class RunCache:
         Raises:
             UsageError: unknown-run.
         """
-        for path in run_paths():
+        for path in self._list_paths():
             if path.name == run_id:
                 return RunFolder(path)
         raise UsageError("unknown-run", f"there is no run `{run_id}`.", fix="list runs: /runs")
