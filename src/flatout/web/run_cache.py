@@ -43,7 +43,10 @@ class RunCache:
     """Rows of `flatout runs`, for threads that ask for them at the same time."""
 
     def __init__(self) -> None:
-        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        # Held by whatever parses an experiment: in Python 3.11 `ast.parse` fails where two threads
+        # do (SystemError: AST constructor recursion depth mismatch).
+        self.parsing = threading.Lock()
         self._entries: dict[Path, _Entry] = {}
 
     def paths(self) -> list[Path]:
@@ -84,9 +87,7 @@ class RunCache:
             entry = self._entries.get(path)
         stamp = _stamp(path)
         if entry is None or entry.stamp != stamp or _may_have_ended(entry.row, path):
-            # One at a time: it parses the experiment, and in Python 3.11 `ast.parse` fails where
-            # two threads do (SystemError: AST constructor recursion depth mismatch).
-            with self._reading:
+            with self.parsing:
                 entry = _read(path, stamp, entry)
             with self._lock:
                 self._entries[path] = entry
