@@ -26,7 +26,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 CHROMIUM = Path("/usr/bin/chromium")
 ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.title='RUN'\">"
 PAGES = ("home", "runs", "runs/digits-0001", "runs/failed-0001",
-         "compare?run=digits-0001&run=digits-0002")  # fmt: skip
+         "compare?run=digits-0001&run=digits-0002", "train?experiment=digits&plan=1", "cluster",
+         "serve")  # fmt: skip
 LACKING = [
     what
     for what, is_there in (

@@ -38,7 +38,8 @@ from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
 PAGES = ("/home", "/runs", "/compare", "/compare?run=digits-0001&run=digits-0002",
-         "/runs/digits-0001")  # fmt: skip
+         "/runs/digits-0001", "/train", "/train?experiment=digits&plan=1", "/cluster",
+         "/serve")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -87,7 +88,7 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("path", ["/home", "/runs", "/compare"])
+@pytest.mark.parametrize("path", ["/home", "/runs", "/compare", "/train", "/cluster", "/serve"])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_page_without_any_run(path: str, language: str) -> None:
     text = page(path, headers={"accept-language": language})

@@ -18,7 +18,8 @@ WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
 TEMPLATES = {path.name: path.read_text(encoding="utf-8") for path in WEB.glob("templates/*.html")}
 KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
-GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line")
+GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
+          "health")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
