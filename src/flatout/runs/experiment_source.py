@@ -49,10 +49,15 @@ def built_in_names() -> list[str]:
 
 def files_here() -> list[str]:
     """Names of the experiment files in the current folder."""
-    with mapped_os_errors(Path.cwd()), os.scandir() as entries:
-        named = (entry for entry in entries if entry.name.endswith(".py") and entry.is_file())
+    with mapped_os_errors(Path()), os.scandir() as entries:
+        named = (entry for entry in entries if _is_source(entry))
         found = list(itertools.islice(named, _MOST_FILES))
     return sorted(entry.name for entry in found if _has_experiment(entry))
+
+
+def _is_source(entry: os.DirEntry[str]) -> bool:
+    # `find_source` takes ~name for the home of a user.
+    return entry.name.endswith(".py") and entry.name[0] not in ".~" and entry.is_file()
 
 
 def _has_experiment(entry: os.DirEntry[str]) -> bool:

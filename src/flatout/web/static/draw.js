@@ -2,7 +2,8 @@
 
 // In pictures of MNIST a digit fills 20 of 28 pixels, and its center of mass is in the middle.
 // Source: http://yann.lecun.com/exdb/mnist/
-const SHARE = 20 / 28;
+// In smaller ones, such as those of scikit-learn's digits, it fills the picture.
+const share = (size) => (size < 28 ? 0.95 : 20 / 28);
 
 function inked(canvas) {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -28,7 +29,7 @@ function centered(canvas) {
   [picture.width, picture.height] = [canvas.width, canvas.height];
   const pen = picture.getContext("2d");
   pen.fillRect(0, 0, picture.width, picture.height);
-  const scale = (SHARE * picture.width) / ink.size;
+  const scale = (share(canvas.dataset.size) * picture.width) / ink.size;
   pen.setTransform(scale, 0, 0, scale, picture.width / 2 - scale * ink.x, picture.height / 2 - scale * ink.y);
   pen.drawImage(canvas, 0, 0);
   return picture;
