@@ -48,8 +48,8 @@ flatout_serve_samples_total 300.0
 # TYPE flatout_serve_batches counter
 flatout_serve_batches_total 200.0
 # TYPE flatout_serve_model_info gauge
-flatout_serve_model_info{device="cpu",format="run",model="mnist-0001",precision="fp32",version="v9"} 1.0
-"""  # noqa: E501
+flatout_serve_model_info{device="cpu",format="run",model="mnist-0001",version="v9"} 1.0
+"""
 
 
 class FlatoutServer(BaseHTTPRequestHandler):
@@ -186,7 +186,8 @@ def test_figures_are_read_from_metrics() -> None:
     assert (figures.num_queued, figures.num_ready) == (7, 2)
     assert figures.p50_s == pytest.approx(0.01) and figures.p99_s == pytest.approx(0.0198)
     assert figures.mean_batch_samples == 1.5
-    assert [(one.most_samples, one.num_requests) for one in figures.batches] == [(1, 40), (None, 60)]
+    batches = [(one.most_samples, one.num_requests) for one in figures.batches]
+    assert batches == [(1, 40), (None, 60)]
     assert figures_in("").num_queued is None and figures_in("").p50_s is None
 
 

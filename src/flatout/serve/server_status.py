@@ -212,7 +212,8 @@ def _status(control: ControlFile) -> ServerStatus:
         model = _decoded(control, _called(control, path), V2ModelMetadata) if name else None
     except FlatoutError as error:
         return msgspec.structs.replace(known, problem=finding_from(error))
-    except ValueError as error:
+    # In a text that is not of Prometheus; or a label is missing.
+    except (ValueError, LookupError) as error:
         problem = finding_from(_not_understood(control, str(error)))
         return msgspec.structs.replace(known, problem=problem)
     content = _content(document)

@@ -5,8 +5,8 @@ Pages and addresses
 
 - a page is a function of a `PageRequest` that returns a `WebPage`: a template's name and its data.
   The same data is the page as JSON, at the address with `.json` after it
-- `/home`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B`, `/train`, `/cluster`, `/serve`; they stay as
-  they are, so that they can be kept as bookmarks
+- `/home`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B`, `/train`, `/cluster`, `/serve`; they stay
+  as they are, so that they can be kept as bookmarks
 - a form is sent to the address of its page: a refused one is then shown again as it was filled in
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines

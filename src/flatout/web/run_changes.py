@@ -64,7 +64,7 @@ class RunChanges:
 
 
 def _began(supervisor: Supervisor) -> Finding | None:
-    """Waits until a training has begun; why it has failed before, if it has."""
+    """Waits until a training has started; why it failed before that, if it did."""
     said: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
     threading.Thread(target=_follow, args=(supervisor, said), daemon=True).start()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 from starlette.datastructures import FormData, UploadFile
@@ -65,7 +66,7 @@ def _tried(form: FormData) -> TriedInput:
     kinds: tuple[TriedKind, ...] = get_args(TriedKind)
     chosen = next((one for one in kinds if one == kind), None)
     port = form.get("port")
-    if chosen is None or not isinstance(port, str) or not (port.isascii() and port.isdigit()):
+    if chosen is None or not isinstance(port, str) or not re.fullmatch("[0-9]{1,5}", port):
         raise UsageError(
             "wrong-usage", "the form is incomplete.", fix="reload the page, and send it again"
         )
@@ -74,4 +75,4 @@ def _tried(form: FormData) -> TriedInput:
         raise UsageError(
             "wrong-usage", "there is no input.", fix="choose a file, write something, or draw"
         )
-    return TriedInput(port=int(port[:5]), kind=chosen, content=content)
+    return TriedInput(port=int(port), kind=chosen, content=content)
