@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from support.web_runs import examined
+from support.web_runs import MACHINE
 
 from flatout.cluster.model.cluster import LOST, ClusterState, Container, Dashboard, NodeReport
+from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.errors import RunFailed
 from flatout.web.application import application
 from flatout.web.cluster_watch import ClusterWatch, state_here
@@ -44,7 +45,8 @@ def shown(watch: ClusterWatch) -> TestClient:
     """A browser, once the cluster has been asked."""
     while watch.latest().at is None:
         threading.Event().wait(0.01)
-    context = PageContext(runs=RunCache(), health=HealthWatch(examined), cluster=watch)
+    health = HealthWatch(lambda: Examined(machine=MACHINE, diagnosis=Diagnosis()))
+    context = PageContext(runs=RunCache(), health=health, cluster=watch)
     app = application(context, GateRules(names=frozenset({"localhost"})))
     return TestClient(app, base_url="http://localhost")
 
