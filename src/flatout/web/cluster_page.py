@@ -18,6 +18,12 @@ def cluster_page(request: PageRequest) -> WebPage:
         data={
             "cluster": state,
             "nodes": _nodes(state) if state is not None else [],
+            # Of Dask's scheduler, the address is not a page.
+            "pages": [
+                dashboard.address
+                for dashboard in (state.dashboards if state is not None else ())
+                if dashboard.address.startswith("http://")
+            ],
             "problem": report.problem,
             "at": report.at,
         },
