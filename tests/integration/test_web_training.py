@@ -35,12 +35,12 @@ def post(client: Any, path: str, **form: str) -> Any:
     return client.post(path, data={"form_token": FORM_TOKEN, **form}, headers=OWN)
 
 
-def wait_for(client: Any, run: str, *wanted: str) -> Any:
-    """The run's document once it has one of these statuses."""
+def wait_for(client: Any, run: str, wanted: str, step: int = 0) -> Any:
+    """The run's document once it has this status and is past that step; it may search first."""
     end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         document = client.get(f"/runs/{run}.json").json()
-        if document["run"]["status"] in wanted:
+        if document["run"]["status"] == wanted and document["run"]["step"] >= step:
             return document
         time.sleep(0.2)
     raise AssertionError(document["run"]["status"])
@@ -51,7 +51,7 @@ def test_training_is_started_stopped_and_resumed(client: Any) -> None:
     answer = post(client, "/train", **form)
     assert answer.status_code == 303, answer.text
     assert answer.headers["location"] == "/runs/digits-0001"
-    document = wait_for(client, "digits-0001", "running")
+    document = wait_for(client, "digits-0001", "running", step=1)
     assert document["parameters"]["lr"] == 0.001
     assert post(client, "/runs/digits-0001").status_code == 303
     stopped = wait_for(client, "digits-0001", "stopped")
@@ -61,7 +61,7 @@ def test_training_is_started_stopped_and_resumed(client: Any) -> None:
     assert plan["from_step"] == step
     answer = post(client, "/train", resume="digits-0001")
     assert answer.status_code == 303, answer.text
-    wait_for(client, "digits-0001", "running")
+    wait_for(client, "digits-0001", "running", step=step + 1)
     assert post(client, "/runs/digits-0001").status_code == 303
     assert wait_for(client, "digits-0001", "stopped")["run"]["step"] > step
 
