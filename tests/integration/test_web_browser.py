@@ -53,7 +53,8 @@ ATTACK = "<script>document.title='RUN'</script><img src=x onerror=\"document.tit
 PAGES = ("home", "doctor", "explain", "live", "runs", "runs/digits-0001", "runs/failed-0001",
          "compare?run=digits-0001&run=digits-0002", "bench",
          "bench/compare?file=bench/a&file=bench/b&file=bench/run-mlp",
-         "bench/platforms?file=bench/a&file=bench/wsl2", "profiles")  # fmt: skip
+         "bench/platforms?file=bench/a&file=bench/wsl2", "profiles",
+         "train?experiment=digits&plan=1", "cluster", "serve")  # fmt: skip
 LACKING = [
     what
     for what, is_there in (
@@ -441,3 +442,48 @@ def test_skip_link_is_the_first_that_the_keyboard_reaches(browser: Any, address:
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_training_is_started_from_the_page(browser: Any, address: str) -> None:
+    with Visit(browser, address, "runs") as page:
+        page.get_by_role("link", name="Start a training").click()
+        page.get_by_label("Experiment").select_option("digits")
+        page.get_by_role("button", name="Choose").click()
+        page.get_by_label("epochs", exact=True).fill("2")
+        page.get_by_label("Device").select_option("cpu")
+        page.get_by_role("button", name="Show the plan").click()
+        page.get_by_text("flatout train digits -s epochs=2").wait_for()
+        keep_picture(page, "train-plan")
+        page.get_by_role("button", name="Start training").click()
+        page.wait_for_url("**/runs/digits-*", timeout=120_000)
+        page.locator(".status.finished").wait_for(timeout=120_000)
+        keep_picture(page, "train-finished")
+
+
+def test_digit_is_drawn_and_recognized(browser: Any, address: str, state: Path) -> None:
+    pytest.importorskip("swagger_ui_bundle")
+    environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC)}
+    flatout = [sys.executable, "-P", "-m", "flatout"]
+    trained = [*flatout, "train", "digits", "--name", "drawn", "--seed", "1", "--json"]
+    subprocess.run(trained, env=environment, check=True, capture_output=True, timeout=300)
+    serving = [*flatout, "serve", "drawn", "--port", "0", "--json"]
+    with subprocess.Popen(serving, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            while json.loads(server.stdout.readline())["event"] != "ready":
+                pass
+            with Visit(browser, address, "serve") as page:
+                box = page.locator("canvas").bounding_box()
+                x, y, side = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box["width"]
+                page.mouse.move(x, y - 0.35 * side)
+                page.mouse.down()
+                page.mouse.move(x, y + 0.35 * side, steps=10)
+                page.mouse.up()
+                keep_picture(page, "serve-drawn")
+                page.get_by_role("button", name="Recognize the drawing").click()
+                assert page.locator(".answer").inner_text() == "1"
+                keep_picture(page, "serve-recognized")
+                page.get_by_role("button", name="Send the numbers").click()
+                page.locator(".answer").wait_for()
+        finally:
+            server.terminate()

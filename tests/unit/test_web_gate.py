@@ -116,7 +116,8 @@ def starlette_app() -> Any:
 
 def test_every_change_needs_the_token_of_its_form() -> None:
     assert posting_routes() == [
-        "/doctor/plan", "/doctor/undo", "/explain", "/explain.json", "/language",
+        "/doctor/plan", "/doctor/undo", "/explain", "/explain.json", "/language", "/train",
+        "/runs/{run}", "/serve",
     ]  # fmt: skip
     for path in posting_routes():
         for form in ({}, {"form_token": "x"}):

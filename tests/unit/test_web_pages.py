@@ -39,7 +39,8 @@ from flatout.web.texts import LANGUAGES
 
 PAGES = ("/home", "/doctor", "/explain", "/explain?id=torch-cpu-only-build", "/live", "/runs",
          "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001", "/bench",
-         "/bench/compare", "/profiles")  # fmt: skip
+         "/bench/compare", "/profiles", "/train", "/train?experiment=digits&plan=1", "/cluster",
+         "/serve")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -88,7 +89,10 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("path", ["/home", "/doctor", "/explain", "/live", "/runs", "/compare"])
+@pytest.mark.parametrize(
+    "path", ["/home", "/doctor", "/explain", "/live", "/runs", "/compare", "/train", "/cluster",
+             "/serve"],
+)  # fmt: skip
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_page_without_any_run(path: str, language: str) -> None:
     text = page(path, headers={"accept-language": language})

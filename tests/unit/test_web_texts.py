@@ -22,7 +22,7 @@ KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
 GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
           "plan_row", "plan_step", "changed", "alarm", "verdict", "bench_group",
-          "profile_part")  # fmt: skip
+          "profile_part", "health")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

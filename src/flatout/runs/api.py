@@ -191,11 +191,11 @@ def watch(text: str) -> Iterator[list[Line]]:
     return run_tail.follow_lines(run_tail.RunTail(folder), folder.lock().is_taken)
 
 
-def stop(text: str) -> Run:
-    """Asks a running run to stop, and waits until it has stopped.
+def request_stop(text: str) -> RunFolder:
+    """Asks a running run to end its step, write a checkpoint and stop; gives its folder.
 
     Raises:
-        UsageError: unknown-run, run-not-running; RunFailed: run-does-not-stop.
+        UsageError: unknown-run, run-not-running.
     """
     folder = run_folder.find_run(text)
     if not folder.lock().is_taken():
@@ -205,6 +205,16 @@ def stop(text: str) -> Run:
             fix="list runs: flatout runs",
         )
     folder.request_stop()
+    return folder
+
+
+def stop(text: str) -> Run:
+    """Asks a running run to stop, and waits until it has stopped.
+
+    Raises:
+        UsageError: unknown-run, run-not-running; RunFailed: run-does-not-stop.
+    """
+    folder = request_stop(text)
     if not run_tail.wait_until_free(folder, _STOPPED_LIMIT_S):
         raise RunFailed(
             "run-does-not-stop",

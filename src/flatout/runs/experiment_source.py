@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
+import re
 import sys
 from pathlib import Path
 
 import msgspec
 
 import flatout
-from flatout.errors import UsageError, nearest, nearest_name
+from flatout.errors import FlatoutError, UsageError, nearest, nearest_name
 from flatout.schema.change import Change
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.suggested_command import resume_command
@@ -19,6 +22,9 @@ from flatout.system.store.run_folder import RunFolder, find_run
 _BUILT_INS = Path(flatout.__file__).parent / "experiments"
 # Modules that are there before an experiment is.
 _LOADED_BY_WORKER = ("flatout", "torch", "numpy", "msgspec", "psutil", "safetensors")
+# Of a folder, so many files are looked through, none of them larger than this.
+_MOST_FILES, _MOST_BYTES = 200, 1 << 20
+_DEFINITION = re.compile(r"^def experiment\(", re.MULTILINE)
 
 
 class ExperimentSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +45,27 @@ def built_in_names() -> list[str]:
     """Names of the built-in experiments, with dashes where their files have underscores."""
     stems = [path.stem for path in _BUILT_INS.glob("*.py") if not path.name.startswith("_")]
     return sorted(stem.replace("_", "-") for stem in stems)
+
+
+def files_here() -> list[str]:
+    """Names of the experiment files in the current folder."""
+    with mapped_os_errors(Path()), os.scandir() as entries:
+        named = (entry for entry in entries if _is_source(entry))
+        found = list(itertools.islice(named, _MOST_FILES))
+    return sorted(entry.name for entry in found if _has_experiment(entry))
+
+
+def _is_source(entry: os.DirEntry[str]) -> bool:
+    # `find_source` takes ~name for the home of a user.
+    return entry.name.endswith(".py") and entry.name[0] not in ".~" and entry.is_file()
+
+
+def _has_experiment(entry: os.DirEntry[str]) -> bool:
+    try:
+        is_small = entry.stat().st_size <= _MOST_BYTES
+        return is_small and _DEFINITION.search(_read_file(Path(entry.path)).text) is not None
+    except (FlatoutError, OSError):
+        return False
 
 
 def find_source(text: str | None) -> ExperimentSource:

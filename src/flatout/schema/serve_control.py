@@ -149,12 +149,14 @@ class ControlFile(msgspec.Struct, frozen=True, kw_only=True):
     """How `flatout serve swap` reaches a server: its control port on the loopback interface.
 
     port: of the HTTP server, which names it. secret: proves that the file could be read.
+    host: that the HTTP server listens on.
     """
 
     name: str
     port: int
     control_port: int
     secret: str
+    host: str = "127.0.0.1"
 
 
 class SwapOrder(msgspec.Struct, frozen=True, kw_only=True):

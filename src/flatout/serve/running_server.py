@@ -96,7 +96,8 @@ class RunningServer:
             self._listener,
         )
         serving = asyncio.ensure_future(http.run_until_stopped())
-        serve_files.write_control(await self._control.open(self._plan.name, self._port))
+        control = await self._control.open(self._plan.name, self._port)
+        serve_files.write_control(msgspec.structs.replace(control, host=self._request.host))
         try:
             self._report(self._ready(elapsed_s() - began_s))
             await self._until_done(serving)

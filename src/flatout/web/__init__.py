@@ -9,6 +9,7 @@ Pages and addresses
   they stay as they are, so that they can be kept as bookmarks
 - `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`;
   `/profiles?of=digits`
+- a form is sent to the address of its page: a refused one is then shown again as it was filled in
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
 - `/runs/RUN/live`: server-sent events, a run's new lines
 
@@ -17,7 +18,8 @@ Data
 
 - pages are read-only functions of the faces of the packages below (`runs`, `doctor`, ...), called
   in threads. `PageContext` holds what outlives a request: `RunCache` reads a run again only where
-  one of its files has changed; `HealthWatch` examines the machine in the background
+  one of its files has changed; `HealthWatch` examines the machine in the background, and
+  `ClusterWatch` asks the cluster
 - curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw;
   those of the machine from `sample_index.py`, an index for each day
 - what cannot be read becomes a Finding in its own section (`page.py: section`); the rest of the
@@ -36,7 +38,8 @@ Security
 --------
 
 - `gate.py` is in front of every address: name in the Host header, token, headers of the answer
-- a run's id in an address is looked up among the runs that exist; it never becomes a path
+- a run's id in an address is looked up among the runs that exist, and so is an experiment's name;
+  they never become a path
 - everything in a template is escaped; scripts and styles come from `static/` alone
   (Content-Security-Policy), so no `style=` and no `onclick=` in a template
 - a change is a POST by `application.py: change`: the same origin, the form's token, and not

@@ -22,6 +22,7 @@ from flatout.schema.metric_curves import CurveView
 from flatout.web import render
 from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
 from flatout.web.charts import charts_of
+from flatout.web.cluster_page import cluster_page
 from flatout.web.compare_page import compare_page
 from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
 from flatout.web.explain_page import explain_page, explanation_page
@@ -32,15 +33,19 @@ from flatout.web.live_page import live_charts, live_events, live_page
 from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.profile_page import profile_page
+from flatout.web.run_changes import RunChanges
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
+from flatout.web.serve_page import InputTrial, serve_page
 from flatout.web.texts import LANGUAGES
+from flatout.web.train_page import train_page
 
 _MOST_COLUMNS = 1000
 _MOST_CHARTED_RUNS = 100
 _LAST_STEP = 2**53
 _YEAR_S = 365 * 24 * 3600
-_MOST_FORM_BYTES = 1 << 20
+# A form may have a photo, to try a model with it.
+_MOST_FORM_BYTES = 16 << 20
 # Errors about an address of something that does not exist.
 _NOT_THERE = ("unknown-run", "web-plan-gone", "no-such-change", "nothing-to-explain")
 
@@ -94,6 +99,13 @@ class _Pages:
         yield from self.page("/bench/platforms", bench_platforms_page)
         yield from self.page("/profiles", profile_page)
         yield self.change("/language", _keep_language, is_allowed_always=True)
+        yield from self.page("/train", train_page)
+        yield from self.page("/cluster", cluster_page)
+        yield from self.page("/serve", serve_page)
+        of_runs = RunChanges(self._context, self._rules)
+        yield self.change("/train", of_runs.start)
+        yield self.change("/runs/{run}", of_runs.stop)
+        yield self.change("/serve", InputTrial(self._rules).answer)
         yield Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
 
     def page(self, path: str, build: PageFunction) -> Iterator[Route]:

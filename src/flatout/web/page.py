@@ -10,6 +10,7 @@ from starlette.datastructures import QueryParams
 
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, finding_from
+from flatout.web.cluster_watch import ClusterWatch
 from flatout.web.health import HealthWatch
 from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
@@ -23,6 +24,7 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunCache
     health: HealthWatch
     changes: MachineChanges = msgspec.field(default_factory=MachineChanges)
+    cluster: ClusterWatch = msgspec.field(default_factory=ClusterWatch)
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):

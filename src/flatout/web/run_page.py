@@ -43,6 +43,7 @@ def run_page(request: PageRequest) -> WebPage:
         data={
             "id": folder.path.name,
             "run": run,
+            "is_stopping": folder.stop.exists(),
             "row": run_row(row) if row is not None else None,
             "position": f"{position[0]}-{position[1]}",
             "metrics": row.metrics if row is not None else {},
