@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,17 @@ UNSAFE = re.compile(
 )
 
 
-def diagnoses() -> Iterator[tuple[str, Machine, Diagnosis]]:
-    """Those of every text, told on three machines, and of every machine, healthy or not."""
+def diagnoses_of_texts() -> Iterator[tuple[str, Machine, Diagnosis]]:
+    """Those of every text, read on three machines."""
     for path in sorted((CASES / "doctor").glob("*.toml")):
         for case in tomllib.loads(path.read_text(encoding="utf-8"))["case"]:
             found = diagnose(case_from_text([case["text"].encode()], RULESET), RULESET)
             for name, machine in MACHINES.items():
                 yield f"{case['name']} on {name}", machine, with_plans(found, machine, "ada")
+
+
+def diagnoses_of_machines() -> Iterator[tuple[str, Machine, Diagnosis]]:
+    """Those of every machine, healthy or not."""
     healthy: dict[str, Machine] = {}
     for path in sorted((CASES / "machines").glob("*.json")):
         case = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +103,7 @@ def fixes() -> list[tuple[str, str | None, Fix]]:
     """All fixes that any rule gives: where, for which interpreter, and the fix."""
     return [
         (f"{finding.rule}: {place}", machine.python, fix)
-        for place, machine, found in diagnoses()
+        for place, machine, found in chain(diagnoses_of_texts(), diagnoses_of_machines())
         for finding in found.findings
         for fix in finding.fixes
     ]
@@ -304,7 +309,7 @@ def test_repairs_take_the_safest_once_and_restart_last() -> None:
 
 
 def test_a_stale_forward_alone_is_removed_and_can_be_made_again() -> None:
-    for place, _, found in diagnoses():
+    for place, _, found in diagnoses_of_machines():
         if place.endswith("wsl-portproxy-stale"):
             finding = next(one for one in found.findings if one.rule == "wsl-portproxy-stale")
             plan = finding.fixes[0].plan
