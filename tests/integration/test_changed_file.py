@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from flatout.schema.run import RunHeader
 from flatout.schema.run_lines import FileChanged, Validated
+from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Tell
+
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 FILE = """
 import torch
@@ -62,15 +69,20 @@ FAILS_LATE = FILE.replace(
     "CALLS = []\n\n\ndef metrics(model, batch):\n    CALLS.append(1)\n"
     "    assert len(CALLS) < 6, 'a mistake'\n",
 )
+# `python -m flatout` as if matplotlib were not there: to draw each run would take long.
+WITHOUT_PLOTS = (
+    "import sys; sys.modules['matplotlib'] = None; from flatout.__main__ import main; main()"
+)
 
 
 class Bench:
-    """A folder to type commands in."""
+    """A folder to type commands in, which has the file."""
 
     def __init__(self, folder: Path, tell: type[Tell]) -> None:
         self.folder = folder
         self.tell = tell
         self.file = folder / "my points.py"
+        self.write(FILE)
 
     def write(self, text: str) -> None:
         self.file.write_text(text, encoding="utf-8")
@@ -78,7 +90,7 @@ class Bench:
     def type(self, *words: str, code: int = 0) -> str:
         """What a command prints on both streams."""
         done = subprocess.run(
-            [sys.executable, "-m", "flatout", *words],
+            [sys.executable, "-c", WITHOUT_PLOTS, *words],
             cwd=self.folder,
             env={**os.environ, "FLATOUT_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -96,9 +108,21 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, tell: type[Tell]) -> Bench:
-    bench = Bench(tmp_path, tell)
-    bench.write(FILE)
-    return bench
+    return Bench(tmp_path, tell)
+
+
+@pytest.fixture
+def first(once: Once, bench: Bench) -> None:
+    """The run `first`, of one epoch, as if it had been trained in that folder."""
+
+    def train(folder: Path) -> None:
+        Bench(folder, bench.tell).train("my points.py", "--name", "first", "--epochs", "1")
+
+    shutil.copytree(once("changed-file", train) / "state", bench.folder / "state")
+    place = bench.run("first").header
+    header = atomic_files.read_json(place, RunHeader)
+    spec = msgspec.structs.replace(header.spec, file=str(bench.file))
+    atomic_files.write_json(place, msgspec.structs.replace(header, spec=spec))
 
 
 def test_mended_file_goes_on_and_loses_nothing(bench: Bench) -> None:
@@ -126,10 +150,10 @@ def test_mended_file_goes_on_and_loses_nothing(bench: Bench) -> None:
     bench.train("--resume", "mended", "--epochs", "4")
 
 
+@pytest.mark.usefixtures("first")
 def test_run_keeps_the_text_it_goes_on_with_when_the_file_is_edited_meanwhile(
     bench: Bench,
 ) -> None:
-    bench.train("my points.py", "--name", "first", "--epochs", "1")
     # The file is edited as soon as it was imported, before the run takes its text over.
     edits = "\nimport pathlib\npathlib.Path(__file__).write_text('raise SystemExit')\n"
     changed = FILE + edits
@@ -141,8 +165,8 @@ def test_run_keeps_the_text_it_goes_on_with_when_the_file_is_edited_meanwhile(
     assert "+import pathlib" in change.diff and "raise SystemExit" in change.diff
 
 
+@pytest.mark.usefixtures("first")
 def test_difference_may_be_longer_than_an_argument(bench: Bench) -> None:
-    bench.train("my points.py", "--name", "first", "--epochs", "1")
     # Linux takes 128 KiB as one argument of a program, Windows 32 KiB as all of them.
     lines = "".join(f"# line {number} {'x' * 80}\n" for number in range(3000))
     bench.write(FILE + lines)
@@ -151,8 +175,8 @@ def test_difference_may_be_longer_than_an_argument(bench: Bench) -> None:
     assert change.diff.count("\n+# line") == 3000
 
 
+@pytest.mark.usefixtures("first")
 def test_changed_model_or_optimizer_is_refused_in_plain_words(bench: Bench) -> None:
-    bench.train("my points.py", "--name", "first", "--epochs", "1")
     kept = bench.run("first").header.read_bytes()
     bench.write(FILE.replace("16", "20"))
     said = bench.train("--resume", "first", "--changed", "--epochs", "2", code=2)
@@ -167,8 +191,8 @@ def test_changed_model_or_optimizer_is_refused_in_plain_words(bench: Bench) -> N
     bench.train("--resume", "first", "--epochs", "2")
 
 
+@pytest.mark.usefixtures("first")
 def test_rate_and_metric_are_those_of_the_changed_file(bench: Bench) -> None:
-    bench.train("my points.py", "--name", "first", "--epochs", "1")
     text = FILE.replace("lr=lr", "lr=lr / 10").replace('best="accuracy"', 'best="loss"')
     bench.write(text)
     bench.train("--resume", "first", "--changed", "--epochs", "2")
@@ -179,8 +203,8 @@ def test_rate_and_metric_are_those_of_the_changed_file(bench: Bench) -> None:
     assert second.is_best and bench.tell.state(folder)["position"]["best_name"] == "loss"
 
 
+@pytest.mark.usefixtures("first")
 def test_unchanged_file_and_built_in_say_so(bench: Bench) -> None:
-    bench.train("my points.py", "--name", "first", "--epochs", "1")
     said = bench.train("--resume", "first", "--changed", "--epochs", "2")
     assert "`--changed` has no effect" in said
     bench.train("digits", "--name", "second", "--epochs", "1")
