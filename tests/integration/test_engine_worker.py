@@ -100,7 +100,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     def begun(*arguments: str, pause_s: float = 0.02, epochs: int = 1000) -> Worker:
         source = SOURCE.replace("PAUSE", str(pause_s))
-        workers.append(Worker(make_run(tmp_path, source, epochs), *arguments))
+        folder = make_run(tmp_path / str(len(workers)), source, epochs)
+        workers.append(Worker(folder, *arguments))
         return workers[-1]
 
     yield begun
@@ -116,15 +117,16 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     sys.modules.pop("lazy", None)
 
 
-def make_run(tmp_path: Path, source: str, epochs: int) -> RunFolder:
-    path = tmp_path / "lazy.py"
+def make_run(place: Path, source: str, epochs: int) -> RunFolder:
+    place.mkdir(exist_ok=True)
+    path = place / "lazy.py"
     path.write_text(source)
     spec = ExperimentSpec(
         name="lazy", file=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         parameters={"epochs": epochs}, fixed={"num_threads": 1, "device": "cpu"},
     )  # fmt: skip
     header = RunHeader(id="lazy-0001", created_at=0.0, flatout_version="0", python="", spec=spec)
-    return create_run(header, tmp_path / "runs")
+    return create_run(header, place / "runs")
 
 
 def test_worker_trains_to_the_end(begin: Begin, make: Make, tell: Tell) -> None:
@@ -242,23 +244,25 @@ def test_worker_without_a_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFi
     assert "run.json" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_recorder_of_samples_ends_with_its_worker(begin: Begin, is_killed: bool) -> None:
-    worker = begin()
-    worker.wait_for_steps()
-    samples = wait_for_samples(worker.folder, 30)
-    assert samples[0].host.memory_bytes
-    (recorder,) = psutil.Process(worker.process.pid).children()
-    assert "flatout.monitor.recorder" in recorder.cmdline()
-    if is_killed:
-        worker.process.kill()
-    else:
-        worker.folder.request_stop()
-    code, _ = worker.end()
-    assert (code == 0) != is_killed
-    psutil.wait_procs([recorder], timeout=10)
-    assert not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE
-    assert worker.folder.log.read_text() == ""
+def test_recorder_of_samples_ends_with_its_worker(begin: Begin) -> None:
+    # Both at once: a recorder begins some seconds after its worker.
+    workers = {is_killed: begin() for is_killed in (False, True)}
+    for worker in workers.values():
+        worker.wait_for_steps()
+    for is_killed, worker in workers.items():
+        samples = wait_for_samples(worker.folder, 30)
+        assert samples[0].host.memory_bytes
+        (recorder,) = psutil.Process(worker.process.pid).children()
+        assert "flatout.monitor.recorder" in recorder.cmdline()
+        if is_killed:
+            worker.process.kill()
+        else:
+            worker.folder.request_stop()
+        code, _ = worker.end()
+        assert (code == 0) != is_killed
+        psutil.wait_procs([recorder], timeout=10)
+        assert not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE
+        assert worker.folder.log.read_text() == ""
 
 
 def wait_for_samples(folder: RunFolder, limit_s: float) -> list[MachineSample]:
