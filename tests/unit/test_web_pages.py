@@ -33,7 +33,7 @@ from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.run_tail import RunTail
 from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, picture
-from flatout.web.health import HealthWatch
+from flatout.web.background_query import machine_health
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
@@ -137,7 +137,7 @@ def test_home_when_the_machine_cannot_be_examined() -> None:
     def broken() -> Examined:
         raise ZeroDivisionError
 
-    watch = HealthWatch(broken)
+    watch = machine_health(broken)
     while watch.latest().at is None:
         pass
     problem = watch.latest().problem

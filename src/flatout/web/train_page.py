@@ -16,8 +16,9 @@ from flatout.runs.start import PlannedRun, plan_run
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.suggested_command import resume_command, train_command
 from flatout.schema.train_request import TrainRequest
+from flatout.schema.units import size_text
 from flatout.system.signals import Interrupts
-from flatout.system.store.run_folder import RunFolder, run_in_use
+from flatout.system.store.run_folder import RunFolder, read_run, run_in_use
 from flatout.web.page import PageContext, PageRequest, WebPage
 
 # Before the name of a parameter, in the form: so that none is called like another field.
@@ -58,16 +59,20 @@ class TrainForm(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def request(self, run: RunFolder | None) -> TrainRequest:
-        """The same as `flatout train` has it. run: the one to resume.
+        """The same as `flatout train` has it. run: the one to resume, where it was trained last.
 
         Raises:
-            UsageError: wrong-usage.
+            UsageError: wrong-usage; RunFailed: damaged-file.
         """
         epochs = _epochs(self.epochs)
         if run is not None:
+            # As the command on the run's page does.
+            last = read_run(run).last_change
+            left_bytes = last.leave_free_bytes
             return TrainRequest(
-                resume=str(run.path), epochs=epochs, device=self.device, tune="auto"
-            )
+                resume=str(run.path), epochs=epochs, device=self.device, tune="auto", on=last.on,
+                python=last.python, leave_free=None if left_bytes is None else size_text(left_bytes),
+            )  # fmt: skip
         settings = tuple(f"{name}={text}" for name, text in self.settings.items())
         return TrainRequest(
             experiment=self.experiment, settings=settings, epochs=epochs, device=self.device,
@@ -89,7 +94,7 @@ def form_page(
     plan = None
     try:
         if form.experiment:
-            fields = known_parameters(context, form.experiment)
+            fields = known_parameters(form.experiment)
         if form.resume:
             context.runs.find(form.resume)
         if form.is_planned and problem is None:
@@ -125,19 +130,17 @@ def planned(context: PageContext, form: TrainForm) -> tuple[TrainRequest, Planne
     if run is not None and runs_api.is_stopping(request):
         raise run_in_use(run)
     request.check()
-    with context.runs.parsing:
-        return request, plan_run(request, Interrupts())
+    return request, plan_run(request, Interrupts())
 
 
-def known_parameters(context: PageContext, experiment: str) -> tuple[Parameter, ...]:
+def known_parameters(experiment: str) -> tuple[Parameter, ...]:
     """The parameters of an experiment that can be chosen here.
 
     Raises:
         UsageError: unknown-experiment, and what its text says.
     """
     _check_name(experiment)
-    with context.runs.parsing:
-        return parameters_of(experiment)
+    return parameters_of(experiment)
 
 
 def _check_name(experiment: str) -> None:
@@ -221,6 +224,6 @@ def _field(parameter: Parameter, form: TrainForm) -> dict[str, Any]:
 
 def _devices(context: PageContext) -> list[str]:
     """Devices to choose from; of GPUs, those that the machine is known to have."""
-    examined = context.health.latest().examined
+    examined = context.health.latest().value
     gpus = examined.machine.gpus if examined is not None else ()
     return ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{gpu.index}" for gpu in gpus)]
