@@ -43,7 +43,8 @@ SAMPLE_EVERY_S = 2
 TIMEOUT_S = 120.0
 PAGES = ("home", "runs", "runs?sort=-accuracy", "runs/digits-0001", "live?hours=24")
 LONG = "chart.json?run=long-0001&panel=loss"
-CHARTS = ("runs/long-0001", LONG, f"{LONG}&from=1000&to=2000", "live/charts.json?hours=720&panel=utilization")
+CHARTS = ("runs/long-0001", LONG, f"{LONG}&from=1000&to=2000",
+          "live/charts.json?hours=720&panel=utilization")  # fmt: skip
 
 
 def fill(num_runs: int, num_lines: int, num_days: int) -> None:
