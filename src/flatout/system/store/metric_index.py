@@ -30,7 +30,7 @@ from flatout.system.store.run_folder import RunFolder
 _FINE_LINES = 64
 _COARSE_LINES = 2048
 _FINE, _COARSE = 0, 1
-_VERSION = 1
+_VERSION = 2
 # Of the file's content before the place that was read to: whether it is still the same file.
 _MARK_BYTES = 64
 _SCHEMA = """
@@ -40,7 +40,7 @@ CREATE TABLE curve (
   UNIQUE (panel, line)
 );
 CREATE TABLE bucket (
-  curve INTEGER, level INTEGER, start INTEGER, end INTEGER, num INTEGER,
+  curve INTEGER, level INTEGER, start INTEGER, num INTEGER,
   first_step INTEGER, last_step INTEGER,
   low REAL, low_step INTEGER, high REAL, high_step INTEGER,
   PRIMARY KEY (curve, level, start)
@@ -53,8 +53,6 @@ T = TypeVar("T")
 _Key = tuple[str, str]
 # (step, value)
 _Point = tuple[int, float]
-
-
 # Of a line: its step, and (panel, line, value); None is a value that is not finite.
 _LineValues = tuple[int, Iterable[tuple[str, str, float | None]]]
 
@@ -192,7 +190,10 @@ def _used(path: Path, use: Callable[[sqlite3.Connection], T]) -> T:
     with contextlib.closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as db:
         # It can be made again, so it need not survive a power cut.
         db.execute("PRAGMA synchronous = OFF")
-        return use(db)
+        found = use(db)
+        # Only now: another process might add the lines of the rest in the meantime.
+        db.execute("COMMIT")
+        return found
 
 
 def index_folder() -> Path:
@@ -239,7 +240,6 @@ class _Index:
 
     def _look(self) -> float:
         """Opens the index as it is now; returns the share of the file that can be shown."""
-        # Until it is closed, this connection sees nothing that others add.
         self._db.execute("BEGIN")
         end = self._stored_end()
         if end is None:
@@ -280,7 +280,6 @@ class _Index:
             if elapsed_s() - began_s > budget_s:
                 break
         self._note_position(stored)
-        self._db.execute("COMMIT")
         return min(1.0, end / size) if size else 1.0
 
     def _note_position(self, position: int) -> None:
@@ -317,7 +316,7 @@ class _Index:
         ids = {(panel, line): number for number, panel, line in self._known()}
         for bucket in block:
             for key, points in bucket.points.items():
-                place = (self._id(key, ids), _FINE, bucket.start, bucket.end)
+                place = (self._id(key, ids), _FINE, bucket.start)
                 summary = _summary(points)
                 rows.append((*place, *summary))
                 low, low_step, high, high_step = summary[3:]
@@ -329,10 +328,9 @@ class _Index:
                     " first_missing_step = coalesce(first_missing_step, ?) WHERE id = ?",
                     (len(steps), steps[0], self._id(key, ids)),
                 )
-        start, end = block[0].start, block[-1].end
-        rows += [(ids[key], _COARSE, start, end, *_summary(points))
-                 for key, points in coarse.items()]  # fmt: skip
-        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 11)})", rows)
+        start = block[0].start
+        rows += [(ids[key], _COARSE, start, *_summary(points)) for key, points in coarse.items()]
+        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 10)})", rows)
         num_unread = sum(bucket.num_unread for bucket in block)
         self._db.execute("UPDATE reading SET num_unread = num_unread + ?", (num_unread,))
 
@@ -352,7 +350,7 @@ class _Index:
         for bucket in self._rest:
             for key in (*bucket.points, *bucket.missing):
                 ids.setdefault(key, None)
-        raw: dict[tuple[int, int], list[_Bucket]] = {}
+        raw: dict[int, _Bucket] = {}
         for key, number in ids.items():
             if panel not in (None, key[0]):
                 continue
@@ -373,29 +371,33 @@ class _Index:
             )  # fmt: skip
 
     def _stored_points(
-        self, number: int, key: _Key, view: CurveView, raw: dict[tuple[int, int], list[_Bucket]]
+        self, number: int, key: _Key, view: CurveView, raw: dict[int, _Bucket]
     ) -> list[_Point]:  # fmt: skip
         """A curve's points: of the coarsest level that has one for each column.
 
-        raw: what has been read of the file; the curves of a panel are in the same lines.
+        raw: what has been read of the file, by start; the curves of a panel are in the same lines.
         """
         first = view.first_step if view.first_step is not None else -1
         last = view.last_step if view.last_step is not None else 2**62
         for level in (_COARSE, _FINE):
             rows = self._db.execute(
-                "SELECT start, end, num, low_step, low, high_step, high FROM bucket"
+                "SELECT start, num, low_step, low, high_step, high FROM bucket"
                 " WHERE curve = ? AND level = ? AND last_step >= ? AND first_step <= ?"
                 " ORDER BY start",
                 (number, level, first, last),
             ).fetchall()
             if len(rows) >= view.columns:
                 break
-        if len(rows) >= view.columns or all(row[2] <= 2 for row in rows):
-            return [point for row in rows for point in _extremes(row)]
-        place = (rows[0][0], rows[-1][1])
-        if place not in raw:
-            raw[place] = list(_read_between(self._lines, *place, self._file.read))
-        return [point for bucket in raw[place] for point in bucket.points.get(key, ())]
+        points: list[_Point] = []
+        for start, num, low_step, low, high_step, high in rows:
+            if len(rows) >= view.columns or num <= 2:
+                points += sorted({(low_step, low), (high_step, high)})
+                continue
+            if start not in raw:
+                self._lines.seek(start)
+                raw[start] = _read_bucket(self._lines, start, self._file.read)
+            points += raw[start].points.get(key, ())
+        return points
 
 
 def _summary(points: list[_Point]) -> tuple[Any, ...]:
@@ -403,11 +405,6 @@ def _summary(points: list[_Point]) -> tuple[Any, ...]:
     steps = [step for step, _ in points]
     low, high = min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
     return len(points), min(steps), max(steps), low[1], low[0], high[1], high[0]
-
-
-def _extremes(row: tuple[Any, ...]) -> list[_Point]:
-    low, high = (row[3], row[4]), (row[5], row[6])
-    return sorted({low, high})
 
 
 def _is_whole(block: list[_Bucket]) -> bool:
@@ -426,18 +423,6 @@ def _read_block(
         if bucket.num_lines < _FINE_LINES:
             break
     return buckets
-
-
-def _read_between(
-    file: BinaryIO, start: int, end: int, read: Callable[[bytes], _LineValues]
-) -> Iterator[_Bucket]:  # fmt: skip
-    file.seek(start)
-    while start < end:
-        bucket = _read_bucket(file, start, read)
-        if not bucket.num_lines:
-            return
-        yield bucket
-        start = bucket.end
 
 
 def _read_bucket(
