@@ -106,6 +106,13 @@ def test_plan_that_is_refused_keeps_the_form(folder: Path, query: str, rule: str
     assert len(known["fields"]) == 6
 
 
+def test_refused_form_without_parameters_is_shown_again(folder: Path) -> None:
+    (folder / "mine.py").write_text("def experiment():\n    ...\n")
+    text = web_client().get("/train?experiment=mine.py&epochs=0&device=cuda:3&plan=1").text
+    assert "is not a number of epochs" in text and 'value="0"' in text
+    assert "<option selected>cuda:3</option>" in text
+
+
 @pytest.mark.parametrize("name", ["../mine.py", "/etc/mine.py", "./here.py", "nothing", "here"])
 def test_experiment_is_never_a_path(folder: Path, name: str) -> None:
     (folder.parent / "mine.py").write_text(MINE)

@@ -91,12 +91,13 @@ def form_page(
 ) -> WebPage:  # fmt: skip
     """The form as it was filled in, with its plan. problem: why it could not be carried out."""
     fields: tuple[Parameter, ...] = ()
-    plan = None
+    is_known, plan = False, None
     try:
-        if form.experiment:
-            fields = known_parameters(form.experiment)
         if form.resume:
             context.runs.find(form.resume)
+        elif form.experiment:
+            fields = known_parameters(form.experiment)
+        is_known = bool(form.resume or form.experiment)
         if form.is_planned and problem is None:
             plan = _plan(context, form, fields)
     except FlatoutError as error:
@@ -107,10 +108,11 @@ def form_page(
             "built_ins": experiment_source.built_in_names(),
             "files": experiment_source.files_here(),
             "form": form,
+            "is_known": is_known,
             "fields": [_field(parameter, form) for parameter in fields],
             # It would override the experiment's own.
             "has_epochs": not any(parameter.name in _LENGTHS for parameter in fields),
-            "devices": _devices(context),
+            "devices": _devices(context, form.device),
             "plan": plan,
             "problem": problem,
         },
@@ -222,8 +224,10 @@ def _field(parameter: Parameter, form: TrainForm) -> dict[str, Any]:
     }
 
 
-def _devices(context: PageContext) -> list[str]:
+def _devices(context: PageContext, chosen: str) -> list[str]:
     """Devices to choose from; of GPUs, those that the machine is known to have."""
     examined = context.health.latest().value
     gpus = examined.machine.gpus if examined is not None else ()
-    return ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{gpu.index}" for gpu in gpus)]
+    known = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{gpu.index}" for gpu in gpus)]
+    # While the machine is being examined, it may be one of those that are not known yet.
+    return list(dict.fromkeys([*known, chosen]))
