@@ -17,10 +17,10 @@ from flatout.schema.run_lines import Finished, Line, Progress, Started, Validate
 from flatout.system.atomic_files import Lines
 from flatout.system.store.run_folder import RunFolder, create_run
 from flatout.web.application import application
+from flatout.web.background_query import machine_health
 from flatout.web.gate import Gate, GateRules
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
-from flatout.web.background_query import machine_health
 
 CREATED_AT = 1_700_000_000.0
 FORM_TOKEN = "form-token"

@@ -13,10 +13,10 @@ from flatout.cluster.model.cluster import LOST, ClusterState, Container, Dashboa
 from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.errors import RunFailed
 from flatout.web.application import application
+from flatout.web.background_query import BackgroundQuery, cluster_here, machine_health
 from flatout.web.gate import GateRules
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
-from flatout.web.background_query import BackgroundQuery, cluster_here, machine_health
 
 STATE = ClusterState(
     name="lab", folder="/home/ann/cluster", engine="dask",

@@ -31,8 +31,8 @@ from flatout.schema.run_lines import Failed, Tuned
 from flatout.schema.tuning import Candidate, Decision, Interval, Result, Rung, Skip, Trial
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import run_paths
-from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, picture
 from flatout.web.background_query import machine_health
+from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, picture
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
@@ -416,7 +416,7 @@ def test_folder_whose_name_is_no_text(state: Path) -> None:
 def test_event_at_an_impossible_time() -> None:
     late = msgspec.structs.replace(started(), at=1e300)
     new_run("digits-0001", [late], [progress(10)])
-    assert "<td class=\"number\">-</td>" in page("/runs/digits-0001")
+    assert '<td class="number">-</td>' in page("/runs/digits-0001")
 
 
 def test_comparison_of_very_many_runs_has_curves_of_the_first() -> None:

@@ -12,9 +12,14 @@ from flatout.cluster.model.cluster import ClusterState
 from flatout.doctor.model.diagnosis import Examined
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, finding_from
+from flatout.web.background_query import (
+    BackgroundQuery,
+    cluster_here,
+    machine_health,
+    sample_indexing,
+)
 from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
-from flatout.web.background_query import BackgroundQuery, cluster_here, machine_health, sample_indexing
 
 T = TypeVar("T")
 

@@ -68,10 +68,10 @@ class TrainForm(msgspec.Struct, frozen=True, kw_only=True):
         if run is not None:
             # As the command on the run's page does.
             last = read_run(run).last_change
-            left_bytes = last.leave_free_bytes
+            free_bytes = last.leave_free_bytes
             return TrainRequest(
                 resume=str(run.path), epochs=epochs, device=self.device, tune="auto", on=last.on,
-                python=last.python, leave_free=None if left_bytes is None else size_text(left_bytes),
+                python=last.python, leave_free=size_text(free_bytes) if free_bytes else None,
             )  # fmt: skip
         settings = tuple(f"{name}={text}" for name, text in self.settings.items())
         return TrainRequest(
