@@ -460,6 +460,28 @@ def test_training_is_started_from_the_page(browser: Any, address: str) -> None:
         keep_picture(page, "train-finished")
 
 
+def test_training_is_stopped_and_resumed_from_the_page(browser: Any, address: str) -> None:
+    path = "train?experiment=digits&s.epochs=9000&device=cpu&plan=1"
+    with Visit(browser, address, path) as page:
+        # It is sent once.
+        page.get_by_role("button", name="Start training").dblclick()
+        page.wait_for_url("**/runs/digits-*", timeout=120_000)
+        run = page.url
+        for _ in range(2):
+            page.get_by_role("button", name="Stop").click()
+            page.locator(".status.stopped").wait_for(timeout=120_000)
+            keep_picture(page, "train-stopped")
+            page.get_by_role("link", name="Resume").click()
+            page.get_by_text("Continues from").wait_for()
+            keep_picture(page, "train-resume")
+            page.get_by_role("button", name="Resume").click()
+            page.wait_for_url(run, timeout=120_000)
+        page.get_by_role("button", name="Stop").click()
+        page.locator(".status.stopped").wait_for(timeout=120_000)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        assert page.locator("tbody tr", has_text="epochs=9000").count() == 1
+
+
 def test_digit_is_drawn_and_recognized(browser: Any, address: str, state: Path) -> None:
     pytest.importorskip("swagger_ui_bundle")
     environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC)}

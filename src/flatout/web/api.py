@@ -82,7 +82,7 @@ class WebServer:
     def run(self) -> str | None:
         """Answers requests until Ctrl-C.
 
-        Returns the goal of a change of this machine that is still being made: the process ends
+        Returns the goal of a change to this machine that is still being made: the process ends
         after it.
         """
         # Only here: these import Starlette and uvicorn.

@@ -103,5 +103,5 @@ def _serve(options: dict[str, Any], *, is_json: bool) -> None:
         sys.stdout.flush()
         goal = server.run()
     if goal is not None and not is_json:
-        waiting = f"for a change of this machine to end: {goal}; Ctrl-C interrupts it"
+        waiting = f"for a change to this machine to end: {goal}; Ctrl-C interrupts it"
         show.print_lines(show.make_console(), [("waiting", waiting)])

@@ -148,6 +148,8 @@ def curves_in(
     Raises:
         RunFailed: damaged-file, curves-not-indexed.
     """
+    if budget_s is None and file.is_finished and not file.index.exists():
+        return MetricCurves(curves=(), share_read=0.0)
     none = MetricCurves(curves=())
     return _with_index(file, lambda index: index.curves(view, panel, budget_s), none)
 
