@@ -10,6 +10,7 @@ from flatout.cluster import api as cluster_api
 from flatout.errors import FlatoutError
 from flatout.monitor import sweep_plots
 from flatout.runs import api as runs_api
+from flatout.runs import trackers
 from flatout.runs.sweep import result
 from flatout.schema.finding import finding_from
 from flatout.schema.suggested_command import command_line
@@ -29,6 +30,8 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
     assert sweep is not None, "a sweep yields at least its end"
     plots = [] if interrupts.count else _drawn(sweep)
     _show(sweep, plots, is_json=is_json)
+    for finding in trackers.sweep_findings(sweep):
+        show.print_finding(finding)
     if interrupts.count:
         show.print_note(f"resume it: {command_line(['flatout', 'sweep', '--resume', sweep.id])}")
         return _INTERRUPTED_CODE
