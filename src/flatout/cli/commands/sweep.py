@@ -97,8 +97,8 @@ def command(is_json: bool, **options: Any) -> int:
     from flatout.schema.train_request import TrainRequest
 
     names = (
-        "experiment", "settings", "uses", "epochs", "steps", "seed", "tune", "on", "config", "track",
-        "python", "env",
+        "experiment", "settings", "uses", "epochs", "steps", "seed", "tune", "on", "config",
+        "track", "python", "env",
     )  # fmt: skip
     given = {name: options.pop(name) for name in names}
     given["tune"] = given["tune"] or (

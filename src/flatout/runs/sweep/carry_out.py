@@ -61,8 +61,8 @@ def carry_out(
     Raises:
         UsageError: bad-sweep, bad-sweep-range, sweep-varies-nothing, sweep-exists, unknown-sweep,
             sweep-in-use, experiment-changed, unknown-metric, no-validation-data,
-            optuna-not-installed, bad-tracker, and what starting a training says; RunFailed: sweep-trials-fail,
-            sweep-damaged.
+            optuna-not-installed, bad-tracker, and what starting a training says;
+            RunFailed: sweep-trials-fail, sweep-damaged.
     """
     request.check()
     folder = sweep_folder.find_sweep(request.resume) if request.resume is not None else None
