@@ -30,12 +30,11 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
     assert sweep is not None, "a sweep yields at least its end"
     plots = [] if interrupts.count else _drawn(sweep)
     _show(sweep, plots, is_json=is_json)
-    for finding in trackers.sweep_findings(sweep):
-        show.print_finding(finding)
     if interrupts.count:
         show.print_note(f"resume it: {command_line(['flatout', 'sweep', '--resume', sweep.id])}")
-        return _INTERRUPTED_CODE
-    return 0
+    for finding in trackers.sweep_findings(sweep):
+        show.print_finding(finding)
+    return _INTERRUPTED_CODE if interrupts.count else 0
 
 
 def show_sweep(text: str, *, has_plots: bool, is_json: bool) -> None:
