@@ -98,7 +98,7 @@ def test_chart_of_a_part() -> None:
     now = int(time.time())
     write(range(now - 600, now))
     path = f"/live/charts.json?hours=1&panel=gpu_power_w&from={now - 100}&to={now - 50}"
-    chart, = document(path)["charts"]
+    (chart,) = document(path)["charts"]
     assert chart["lines"][0]["steps"] == list(range(now - 100, now - 49))
 
 
@@ -224,9 +224,7 @@ def test_ticks_are_round_local_times() -> None:
 
 def test_picture_of_an_interrupted_curve() -> None:
     steps = [MIDNIGHT + 60 * number for number in range(4)]
-    line = ChartLine(
-        run="", line="cpu", color=0, dash=0, steps=steps, values=[0.1, None, 0.2, 0.3]
-    )
+    line = ChartLine(run="", line="cpu", color=0, dash=0, steps=steps, values=[0.1, None, 0.2, 0.3])
     drawn = picture(ChartData(panel="utilization", lines=(line,), is_log=False, is_time=True))
     assert drawn is not None and drawn.paths[0].path.count("M") == 2
     assert len(drawn.paths[0].dots) == 3 and "%" in drawn.y_ticks[0].label
