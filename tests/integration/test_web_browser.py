@@ -225,7 +225,7 @@ def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
     assert TOKEN not in page.url
     assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
     page.get_by_role("button", name="Español").click()
-    page.get_by_role("heading", name="Máquina").wait_for()
+    page.get_by_role("heading", name="Equipo", exact=True).wait_for()
     context.close()
 
 

@@ -82,11 +82,12 @@ def finished(step: int = 100) -> Finished:
 
 
 def new_run(
-    run_id: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), **spec: Any
-) -> RunFolder:
+    run_id: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), *,
+    python: str = "/bin/python", **spec: Any,
+) -> RunFolder:  # fmt: skip
     """A run in the state folder, with these lines."""
     header = RunHeader(
-        id=run_id, created_at=CREATED_AT, flatout_version="0.1.0", python="/bin/python",
+        id=run_id, created_at=CREATED_AT, flatout_version="0.1.0", python=python,
         spec=ExperimentSpec(**{"name": "digits", **spec}),
     )  # fmt: skip
     folder = create_run(header)
@@ -98,11 +99,11 @@ def new_run(
     return folder
 
 
-def whole_run(name: str = "digits-0001", accuracy: float = 0.9) -> RunFolder:
+def whole_run(name: str = "digits-0001", accuracy: float = 0.9, **facts: Any) -> RunFolder:
     """A run that has finished."""
     metrics: list[Line] = [progress(step, 1 / step) for step in range(10, 101, 10)]
     metrics.append(validated(100, accuracy, is_best=True))
-    return new_run(name, [started(), finished()], metrics)
+    return new_run(name, [started(), finished()], metrics, **facts)
 
 
 def big_metrics(folder: RunFolder, num_lines: int) -> None:

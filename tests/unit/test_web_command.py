@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -66,6 +66,11 @@ def test_random_tokens_differ() -> None:
     with web_api.WebServer(request) as first, web_api.WebServer(request) as second:
         tokens = {server.ready.url.partition("token=")[2] for server in (first, second)}
     assert len(tokens) == 2 and all(len(token) >= 32 for token in tokens)
+
+
+def test_token_with_signs_of_an_address() -> None:
+    with web_api.WebServer(WebRequest(port=0, token="a&b#c%20/d")) as server:
+        assert parse_qs(urlsplit(server.ready.url).query) == {"token": ["a&b#c%20/d"]}
 
 
 def test_port_that_is_in_use() -> None:

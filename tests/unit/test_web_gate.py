@@ -215,9 +215,12 @@ def test_templates_have_no_inline_script_or_style() -> None:
 
 def test_passwords_in_addresses_are_masked() -> None:
     folder = whole_run()
-    folder.log.write_text("fetching https://ann:secret@host/simple")
-    for path in ("/runs/digits-0001", "/runs/digits-0001.json"):
-        assert "secret" not in web_client().get(path).text
+    text = 'fetching https://ann:secret@host/simple, "db://host/?user=ann&password=secret"'
+    folder.log.write_text(text)
+    client = web_client()
+    assert "secret" not in client.get("/runs/digits-0001").text
+    answer = client.get("/runs/digits-0001.json")
+    assert "secret" not in answer.text and answer.json()["log"]["value"]["text"].endswith('****"')
 
 
 def test_static_files_are_mounted_alone() -> None:

@@ -11,7 +11,7 @@ Pages and addresses
   `/profiles?of=digits`
 - a form is sent to the address of its page: a refused one is then shown again as it was filled in
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
-- `/runs/RUN/live`: server-sent events, a run's new lines
+- `/runs/RUN/live`: server-sent events, when a run has new lines
 
 Data
 ----
@@ -52,8 +52,8 @@ To add a page
 
 1. `web/<name>_page.py` with a function from PageRequest to WebPage; `templates/<name>.html` extends
    `layout.html`, and has one `<h1>`. A number in the template is a number in the data.
-2. `application.py: _routes`: a line. With a change: `change(...)` and a form with `form_token()`.
-3. `layout.html`: a link, if it is one of the main pages.
+2. `application.py: routes`: a line. With a change: `change(...)` and a form with `form_token()`.
+3. `layout.html`: its name, if it is one of the main pages.
 4. Every text of ours in all of `texts/*.toml`; tests/unit/test_web_texts.py compares them. Errors
    and findings stay as they are.
 5. tests/unit/test_web_pages.py: a line in PAGES; its main journey in

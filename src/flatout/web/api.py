@@ -8,11 +8,13 @@ import secrets
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.web_request import WebExport, WebExported, WebReady, WebRequest
 from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket, own_name
+from flatout.system.store.metric_index import forget_removed_runs
 
 if TYPE_CHECKING:
     from flatout.web.run_cache import RunCache
@@ -117,14 +119,15 @@ class WebServer:
         if host in _EVERY_ADDRESS:
             host = own_name()
         address = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/"
-        return address if self._token is None else f"{address}home?token={self._token}"
+        return address if self._token is None else f"{address}home?token={quote(self._token, '')}"
 
 
 def _look_at_runs(runs: RunCache) -> None:
     """Reads all runs once, so that the first list of them is quick."""
     with contextlib.suppress(FlatoutError, OSError):
-        runs.forget_removed()
-        runs.rows(reversed(runs.paths()))
+        paths = runs.paths()
+        forget_removed_runs(path.name for path in paths)
+        runs.rows(reversed(paths))
 
 
 def _check_packages() -> None:

@@ -30,7 +30,7 @@ from flatout.system.store.run_folder import RunFolder
 _FINE_LINES = 64
 _COARSE_LINES = 2048
 _FINE, _COARSE = 0, 1
-_VERSION = 1
+_VERSION = 2
 # Of the file's content before the place that was read to: whether it is still the same file.
 _MARK_BYTES = 64
 _SCHEMA = """
@@ -40,7 +40,7 @@ CREATE TABLE curve (
   UNIQUE (panel, line)
 );
 CREATE TABLE bucket (
-  curve INTEGER, level INTEGER, start INTEGER, end INTEGER, num INTEGER,
+  curve INTEGER, level INTEGER, start INTEGER, num INTEGER,
   first_step INTEGER, last_step INTEGER,
   low REAL, low_step INTEGER, high REAL, high_step INTEGER,
   PRIMARY KEY (curve, level, start)
@@ -51,8 +51,6 @@ CREATE TABLE bucket (
 _Key = tuple[str, str]
 # (step, value)
 _Point = tuple[int, float]
-
-
 # Of a line: its step, and (panel, line, value); None is a value that is not finite.
 _LineValues = tuple[int, Iterable[tuple[str, str, float | None]]]
 
@@ -203,16 +201,18 @@ class _Index:
             except FileNotFoundError:
                 return MetricCurves(curves=())
             with file:
+                # To the end: another request might add the lines of the rest in the meantime.
                 self._db.execute("BEGIN IMMEDIATE")
                 share_read, read_s = self._advance(file, budget_s)
-                self._db.execute("COMMIT")
                 num_unread = self._db.execute("SELECT num_unread FROM reading").fetchone()[0]
-                return MetricCurves(
+                found = MetricCurves(
                     curves=tuple(self._curves(file, view, panel)),
                     share_read=share_read,
                     num_unread=num_unread + sum(bucket.num_unread for bucket in self._rest),
                     read_s=read_s,
                 )
+                self._db.execute("COMMIT")
+                return found
 
     def _advance(self, file: BinaryIO, budget_s: float) -> tuple[float, float]:
         """Reads on for about so long.
@@ -272,7 +272,7 @@ class _Index:
         ids = {(panel, line): number for number, panel, line in self._known()}
         for bucket in block:
             for key, points in bucket.points.items():
-                place = (self._id(key, ids), _FINE, bucket.start, bucket.end)
+                place = (self._id(key, ids), _FINE, bucket.start)
                 summary = _summary(points)
                 rows.append((*place, *summary))
                 low, low_step, high, high_step = summary[3:]
@@ -284,10 +284,9 @@ class _Index:
                     " first_missing_step = coalesce(first_missing_step, ?) WHERE id = ?",
                     (len(steps), steps[0], self._id(key, ids)),
                 )
-        start, end = block[0].start, block[-1].end
-        rows += [(ids[key], _COARSE, start, end, *_summary(points))
-                 for key, points in coarse.items()]  # fmt: skip
-        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 11)})", rows)
+        start = block[0].start
+        rows += [(ids[key], _COARSE, start, *_summary(points)) for key, points in coarse.items()]
+        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 10)})", rows)
         num_unread = sum(bucket.num_unread for bucket in block)
         self._db.execute("UPDATE reading SET num_unread = num_unread + ?", (num_unread,))
 
@@ -307,7 +306,7 @@ class _Index:
         for bucket in self._rest:
             for key in (*bucket.points, *bucket.missing):
                 ids.setdefault(key, None)
-        raw: dict[tuple[int, int], list[_Bucket]] = {}
+        raw: dict[int, _Bucket] = {}
         for key, number in ids.items():
             if panel not in (None, key[0]):
                 continue
@@ -328,30 +327,33 @@ class _Index:
             )  # fmt: skip
 
     def _stored_points(
-        self, file: BinaryIO, number: int, key: _Key, view: CurveView,
-        raw: dict[tuple[int, int], list[_Bucket]],
+        self, file: BinaryIO, number: int, key: _Key, view: CurveView, raw: dict[int, _Bucket]
     ) -> list[_Point]:  # fmt: skip
         """A curve's points: of the coarsest level that has one for each column.
 
-        raw: what has been read of the file; the curves of a panel are in the same lines.
+        raw: what has been read of the file, by start; the curves of a panel are in the same lines.
         """
         first = view.first_step if view.first_step is not None else -1
         last = view.last_step if view.last_step is not None else 2**62
         for level in (_COARSE, _FINE):
             rows = self._db.execute(
-                "SELECT start, end, num, low_step, low, high_step, high FROM bucket"
+                "SELECT start, num, low_step, low, high_step, high FROM bucket"
                 " WHERE curve = ? AND level = ? AND last_step >= ? AND first_step <= ?"
                 " ORDER BY start",
                 (number, level, first, last),
             ).fetchall()
             if len(rows) >= view.columns:
                 break
-        if len(rows) >= view.columns or all(row[2] <= 2 for row in rows):
-            return [point for row in rows for point in _extremes(row)]
-        place = (rows[0][0], rows[-1][1])
-        if place not in raw:
-            raw[place] = list(_read_between(file, *place, self._file.read))
-        return [point for bucket in raw[place] for point in bucket.points.get(key, ())]
+        points: list[_Point] = []
+        for start, num, low_step, low, high_step, high in rows:
+            if len(rows) >= view.columns or num <= 2:
+                points += sorted({(low_step, low), (high_step, high)})
+                continue
+            if start not in raw:
+                file.seek(start)
+                raw[start] = _read_bucket(file, start, self._file.read)
+            points += raw[start].points.get(key, ())
+        return points
 
 
 def _summary(points: list[_Point]) -> tuple[Any, ...]:
@@ -359,11 +361,6 @@ def _summary(points: list[_Point]) -> tuple[Any, ...]:
     steps = [step for step, _ in points]
     low, high = min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
     return len(points), min(steps), max(steps), low[1], low[0], high[1], high[0]
-
-
-def _extremes(row: tuple[Any, ...]) -> list[_Point]:
-    low, high = (row[3], row[4]), (row[5], row[6])
-    return sorted({low, high})
 
 
 def _is_whole(block: list[_Bucket]) -> bool:
@@ -382,18 +379,6 @@ def _read_block(
         if bucket.num_lines < _FINE_LINES:
             break
     return buckets
-
-
-def _read_between(
-    file: BinaryIO, start: int, end: int, read: Callable[[bytes], _LineValues]
-) -> Iterator[_Bucket]:  # fmt: skip
-    file.seek(start)
-    while start < end:
-        bucket = _read_bucket(file, start, read)
-        if not bucket.num_lines:
-            return
-        yield bucket
-        start = bucket.end
 
 
 def _read_bucket(

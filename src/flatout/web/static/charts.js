@@ -87,12 +87,13 @@ async function draw(chart) {
   const data = await fetched(chart);
   if (!data || !data.lines.some((line) => line.steps.length)) return;
   const shown = uPlot.join(data.lines.map((line) => [line.steps, line.values]));
-  if (chart.plot && chart.plot.series.length === data.lines.length + 1) {
+  if (chart.plot && chart.isLog === data.is_log && chart.plot.series.length === data.lines.length + 1) {
     chart.plot.setData(shown);
   } else {
     chart.plot?.destroy();
     chart.figure.querySelector(":scope > svg")?.remove();
     chart.plot = new uPlot(optionsFor(chart, data), shown, chart.place);
+    chart.isLog = data.is_log;
   }
   chart.button.hidden = !chart.range;
   if (data.share_read < 1) {
