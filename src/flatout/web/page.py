@@ -14,6 +14,7 @@ from flatout.web.cluster_watch import ClusterWatch
 from flatout.web.health import HealthWatch
 from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
+from flatout.web.sweep_cache import SweepCache
 
 T = TypeVar("T")
 
@@ -23,16 +24,18 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: RunCache
     health: HealthWatch
+    sweeps: SweepCache = msgspec.field(default_factory=SweepCache)
     changes: MachineChanges = msgspec.field(default_factory=MachineChanges)
     cluster: ClusterWatch = msgspec.field(default_factory=ClusterWatch)
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a page. run: the id in the address, where the address has one."""
+    """A request for a page. run, sweep: the id in the address, where the address has one."""
 
     context: PageContext
     query: QueryParams
     run: str = ""
+    sweep: str = ""
 
     def number(self, name: str, least: int, most: int) -> int | None:
         """A number of the query, within its limits; None where there is none."""
