@@ -6,6 +6,7 @@ pip masks them the same way. Source: pip, `redact_auth_from_url`.
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 # What stands before the last @ of an address's host: a user, perhaps with a password.
 _USER = re.compile(r"""(?<=://)([^/\s:@"'<>?#]*)(:?)[^/\s"'<>?#]*@""")
@@ -29,6 +30,14 @@ def without_secrets(address: str) -> str:
     if "://" not in address:
         return address
     return _USER.sub("", address).partition("?")[0]
+
+
+def host_in(header: str) -> str:
+    """The host in a Host header, in lower case, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _mask(match: re.Match[str]) -> str:
