@@ -1,4 +1,4 @@
-"""The host names by which clients may use a server: a page of another site must not (DNS rebinding)."""
+"""The names by which clients may use a server; a page of another site has none (DNS rebinding)."""
 
 from __future__ import annotations
 
