@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flatout.schema.addresses import host_in
+
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -62,10 +64,7 @@ class GateRules:
         """Whether a request is really for this server, and not for a name that an attacker points
         at it (DNS rebinding).
         """
-        try:
-            host = urlsplit(f"//{header}").hostname or ""
-        except ValueError:
-            return False
+        host = host_in(header)
         if host in self.names or not self.is_open:
             return host in self.names
         # There, an attacker's name does not help without the token.
