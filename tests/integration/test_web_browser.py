@@ -154,7 +154,7 @@ def address(state: Path) -> Iterator[str]:
             line = server.stdout.readline()
             assert line, "the server has ended"
             text += line
-        yield json.loads(text)["url"].partition("home?token=")[0]
+        yield json.loads(text)["url"].partition("home?access=")[0]
         server.terminate()
 
 
@@ -228,7 +228,7 @@ def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
     page = context.new_page()
     page.goto(f"{address}runs")
     assert "contains a token" in page.inner_text("body")
-    page.goto(f"{address}home?token={TOKEN}")
+    page.goto(f"{address}home?access={TOKEN}")
     page.get_by_role("heading", name="Machine", exact=True).wait_for()
     assert TOKEN not in page.url
     assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]

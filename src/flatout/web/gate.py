@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flatout.schema.addresses import host_in
+from flatout.schema.web_request import TOKEN_PARAMETER
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -121,7 +122,7 @@ class Gate:
         if not rules.allows_host(request.headers.get("host", "")):
             return _refusal(421, "This server does not answer to that host name. Open the address "
                                  "that `flatout web` has printed.")  # fmt: skip
-        given = request.query_params.get("token")
+        given = request.query_params.get(TOKEN_PARAMETER)
         if rules.token is not None and given is not None and request.method in _READING:
             if not is_equal(given, rules.token):
                 return _refusal(401, "The token in the address is wrong.")
