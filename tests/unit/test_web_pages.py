@@ -419,7 +419,7 @@ def test_folder_whose_name_is_no_text(state: Path) -> None:
 def test_event_at_an_impossible_time() -> None:
     late = msgspec.structs.replace(started(), at=1e300)
     new_run("digits-0001", [late], [progress(10)])
-    assert "<td class=\"number\">-</td>" in page("/runs/digits-0001")
+    assert '<td class="number">-</td>' in page("/runs/digits-0001")
 
 
 def test_comparison_of_very_many_runs_has_curves_of_the_first() -> None:
