@@ -57,6 +57,16 @@ def test_curves_of_a_short_run() -> None:
     assert found["accuracy", "validation"].values == [0.9]
 
 
+def test_numbers_of_hooks_are_curves() -> None:
+    folder = new_run("digits-0001", metrics=[validated(1, 0.9)])
+    with open(folder.metrics, "ab") as file:
+        for text in ('"value":0.5', '"value":null', '"text":"cat"'):
+            line = f'{{"kind":"logged","at":1.0,"step":1,"epoch":0,"name":"depth",{text}}}\n'
+            file.write(line.encode())
+    (found,) = [curve for curve in curves_of(folder).curves if curve.line == "logged"]
+    assert (found.panel, found.steps, found.values) == ("depth", [1], [0.5])
+
+
 def test_peak_of_a_long_run_is_kept(long_run: RunFolder) -> None:
     curves = curves_of(long_run, CurveView(columns=100))
     loss = loss_of(curves)

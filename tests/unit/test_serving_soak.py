@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from serving_soak import Soak, Swap, allowed_models, growth, judged
+from soak_timeline import Reading, timeline
 from support import http_load
 from support.load_server import Asked, Reply, load_server
 
@@ -55,6 +56,34 @@ def test_growth_when_memory_is_flat_or_grows() -> None:
     found = growth([(at, value * (1 + 0.1 * at / 495)) for at, value in flat])
     assert found is not None and 0.08 < found[1] < found[0] < 0.11
     assert growth(flat[:5]) is None
+
+
+def test_timeline_when_a_backlog_is_worked_off() -> None:
+    # 10 requests a second for 20 s; nothing is answered from 5 s to 10 s.
+    dues = [n / 10 for n in range(200)]
+    records = [
+        (1e9 + due, 10.5 - due if 5 <= due < 10 else 0.05, 200, 0, 1) for due in dues
+    ]  # fmt: skip
+    counts = {
+        "flatout_serve_samples_total": (0.0, 50.0, 200.0),
+        "flatout_serve_batches_total": (0.0, 50.0, 65.0),
+        "flatout_serve_compute_seconds_total": (0.0, 1.0, 2.5),
+        "flatout_serve_queue_requests": (0.0, 40.0, 0.0),
+    }
+    readings = [
+        Reading(
+            10.0 * place, {name: values[place] for name, values in counts.items()},
+            {"server": 5.0 * place, f"replica {place // 2}": 2.0 * place},
+        )
+        for place in range(3)
+    ]  # fmt: skip
+    first, second = timeline(records, readings, rate_per_s=10, duration_s=20)
+    assert (first["answered_per_s"], first["waiting"], first["queue"]) == (5.0, 50, 40)
+    assert (second["answered_per_s"], second["waiting"], second["batch_samples"]) == (15.0, 0, 10)
+    assert second["p50_s"] == 0.05 and second["p99_s"] == pytest.approx(5.4)
+    assert second["sample_s"] == pytest.approx(0.01)
+    # A replica that has just started has all of its time from here.
+    assert second["cpus"] == {"server": 0.5, "replica": 0.4}
 
 
 def run(server_port: int, **changes: object) -> http_load.LoadResult:

@@ -23,6 +23,7 @@ from support.web_runs import (
     web_client,
     whole_run,
 )
+from support.web_sweeps import whole_sweep
 
 from flatout.doctor.model.diagnosis import Examined
 from flatout.schema.finding import Finding
@@ -39,7 +40,7 @@ from flatout.web.texts import LANGUAGES
 PAGES = ("/home", "/doctor", "/explain", "/explain?id=torch-cpu-only-build", "/live", "/runs",
          "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001", "/bench",
          "/bench/compare", "/profiles", "/train", "/train?experiment=digits&plan=1", "/cluster",
-         "/serve")  # fmt: skip
+         "/serve", "/sweeps", "/sweeps/digits-sweep-0001")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -90,7 +91,7 @@ class Outline(HTMLParser):
 
 @pytest.mark.parametrize(
     "path", ["/home", "/doctor", "/explain", "/live", "/runs", "/compare", "/train", "/cluster",
-             "/serve"],
+             "/serve", "/sweeps"],
 )  # fmt: skip
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_page_without_any_run(path: str, language: str) -> None:
@@ -102,6 +103,7 @@ def test_page_without_any_run(path: str, language: str) -> None:
 def test_page_is_well_formed_and_has_no_dead_link(path: str) -> None:
     whole_run()
     whole_run("digits-0002", 0.8)
+    whole_sweep()
     outline = Outline(page(path))
     assert outline.open == [] and outline.num_h1 == 1
     assert len(set(outline.ids)) == len(outline.ids)
@@ -116,6 +118,7 @@ def test_page_is_well_formed_and_has_no_dead_link(path: str) -> None:
 def test_page_has_a_document(path: str) -> None:
     whole_run()
     whole_run("digits-0002")
+    whole_sweep()
     where, question, query = path.partition("?")
     assert document(f"{where}.json{question}{query}")
 

@@ -6,6 +6,7 @@ pip masks them the same way. Source: pip, `redact_auth_from_url`.
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,6 +41,14 @@ def without_secrets(address: str) -> str:
     if "://" not in address:
         return address
     return _USER.sub("", address).partition("?")[0]
+
+
+def host_in(header: str) -> str:
+    """The host in a Host header, in lower case, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _mask_string(match: re.Match[str]) -> str:

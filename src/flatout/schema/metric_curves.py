@@ -21,8 +21,8 @@ class MetricCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity over the steps.
 
     panel: the chart it belongs to: `loss`, `accuracy`, `learning_rate` ...
-    line: `training`, `epoch` (mean over one) or `validation`; followed by a name where the
-    experiment's own step names its losses.
+    line: `training`, `epoch` (mean over one), `validation` or `logged` (by a hook); followed by a
+    name where the experiment's own step names its losses.
     steps, values: of equal length. num_missing: values that are not finite, in all of the run, of
     which the first is at first_missing_step.
     """

@@ -7,6 +7,7 @@ Pages and addresses
   The same data is the page as JSON, at the address with `.json` after it
 - `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...;
   they stay as they are, so that they can be kept as bookmarks
+- `/sweeps`, `/sweeps/SWEEP`
 - `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`;
   `/profiles?of=digits`
 - a form is sent to the address of its page: a refused one is then shown again as it was filled in
@@ -38,8 +39,8 @@ Security
 --------
 
 - `gate.py` is in front of every address: name in the Host header, token, headers of the answer
-- a run's id in an address is looked up among the runs that exist, and so is an experiment's name;
-  they never become a path
+- a run's id in an address is looked up among the runs that exist, and so are the names of a sweep
+  and of an experiment; they never become a path
 - everything in a template is escaped; scripts and styles come from `static/` alone
   (Content-Security-Policy), so no `style=` and no `onclick=` in a template
 - a change is a POST by `application.py: change`: the same origin, the form's token, and not

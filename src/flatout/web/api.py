@@ -8,10 +8,16 @@ import secrets
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from flatout.errors import FlatoutError, UsageError
-from flatout.schema.web_request import WebExport, WebExported, WebReady, WebRequest
+from flatout.schema.web_request import (
+    TOKEN_PARAMETER,
+    WebExport,
+    WebExported,
+    WebReady,
+    WebRequest,
+)
 from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket, own_name
 from flatout.system.store.metric_index import forget_removed_runs
@@ -124,7 +130,9 @@ class WebServer:
         if host in _EVERY_ADDRESS:
             host = own_name()
         address = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/"
-        return address if self._token is None else f"{address}home?token={quote(self._token, '')}"
+        if self._token is None:
+            return address
+        return f"{address}home?{urlencode({TOKEN_PARAMETER: self._token})}"
 
 
 def _look_at_runs(runs: RunCache) -> None:

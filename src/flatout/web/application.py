@@ -33,10 +33,13 @@ from flatout.web.live_page import live_charts, live_events, live_page
 from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.profile_page import profile_page
+from flatout.web.run_cache import RunCache
 from flatout.web.run_changes import RunChanges
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
 from flatout.web.serve_page import InputTrial, serve_page
+from flatout.web.sweep_cache import SweepCache
+from flatout.web.sweep_page import sweep_page, sweeps_page
 from flatout.web.texts import LANGUAGES
 from flatout.web.train_page import train_page
 
@@ -46,7 +49,9 @@ _YEAR_S = 365 * 24 * 3600
 # A form may have a photo, to try a model with it.
 _MOST_FORM_BYTES = 16 << 20
 # Errors about an address of something that does not exist.
-_NOT_THERE = ("unknown-run", "web-plan-gone", "no-such-change", "nothing-to-explain")
+_NOT_THERE = (
+    "unknown-run", "unknown-sweep", "web-plan-gone", "no-such-change", "nothing-to-explain",
+)  # fmt: skip
 
 PageFunction = Callable[[PageRequest], WebPage]
 ChangeFunction = Callable[[Request, FormData], Response]
@@ -92,6 +97,8 @@ class _Pages:
             yield self.change(path, self._explained, is_allowed_always=True)
         yield Route("/runs/{run}/live", self._live)
         yield from self.page("/runs/{run}", run_page)
+        yield from self.page("/sweeps", sweeps_page)
+        yield from self.page("/sweeps/{sweep}", sweep_page)
         yield Route("/chart.json", self._charts)
         yield from self.page("/bench", bench_page)
         yield from self.page("/bench/compare", bench_compare_page)
@@ -114,7 +121,7 @@ class _Pages:
             return await run_in_threadpool(self._answer, request, build)
 
         yield Route(path, answer)
-        # The run's route takes both.
+        # The route of a run or a sweep takes both.
         if not path.endswith("}"):
             yield Route(f"{path}.json", answer)
 
@@ -150,13 +157,16 @@ class _Pages:
         return Route(path, answer, methods=["POST"])
 
     def _answer(self, request: Request, build: PageFunction) -> Response:
-        run, is_json = request.path_params.get("run", ""), request.url.path.endswith(".json")
+        is_json, ids = request.url.path.endswith(".json"), dict(request.path_params)
+        places: dict[str, RunCache | SweepCache] = {
+            "run": self._context.runs, "sweep": self._context.sweeps,
+        }  # fmt: skip
         try:
-            if run and is_json:
-                # A run's own id may end like that.
-                is_json = not self._context.runs.has(run)
-                run = run.removesuffix(".json") if is_json else run
-            page = build(PageRequest(context=self._context, query=request.query_params, run=run))
+            for kind in ids if is_json else ():
+                # The id of a run or a sweep may end like that.
+                is_json = not places[kind].has(ids[kind])
+                ids[kind] = ids[kind].removesuffix(".json") if is_json else ids[kind]
+            page = build(PageRequest(context=self._context, query=request.query_params, **ids))
         except FlatoutError as error:
             return self._refused(request, 404 if error.rule in _NOT_THERE else 400, error)
         if is_json:

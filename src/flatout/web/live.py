@@ -3,8 +3,8 @@
     event: lines   there are new lines; id: the state of the run's files
     event: ended   the run is no longer being trained
 
-The page then fetches itself again. The lines are not sent: after a long silence there may be more of
-them than memory.
+The page then fetches itself again. The lines are not sent: after a long silence there may be more
+of them than memory.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from flatout.web.background_query import (
 )
 from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
+from flatout.web.sweep_cache import SweepCache
 
 T = TypeVar("T")
 
@@ -31,15 +32,17 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     health: BackgroundQuery[Examined] = msgspec.field(default_factory=machine_health)
     cluster: BackgroundQuery[ClusterState] = msgspec.field(default_factory=cluster_here)
     indexing: BackgroundQuery[None] = msgspec.field(default_factory=sample_indexing)
+    sweeps: SweepCache = msgspec.field(default_factory=SweepCache)
     changes: MachineChanges = msgspec.field(default_factory=MachineChanges)
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a page. run: the id in the address, where the address has one."""
+    """A request for a page. run, sweep: the id in the address, where the address has one."""
 
     context: PageContext
     query: QueryParams
     run: str = ""
+    sweep: str = ""
 
     def number(self, name: str, least: int, most: int) -> int | None:
         """A number of the query, within its limits; None where there is none."""

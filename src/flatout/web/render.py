@@ -29,6 +29,7 @@ from flatout.web.bench_pictures import add_pictures
 from flatout.web.charts import picture, value_text
 from flatout.web.gate import GateRules
 from flatout.web.page import WebPage
+from flatout.web.sweep_pictures import add_sweep_pictures
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
 LANGUAGE_COOKIE = "flatout_language"
@@ -116,6 +117,7 @@ def _environment() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {"picture": picture, "value_text": value_text}
     add_pictures(environment)
+    add_sweep_pictures(environment)
     return environment
 
 

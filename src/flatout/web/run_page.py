@@ -51,7 +51,7 @@ def run_page(request: PageRequest) -> WebPage:
             "state": state,
             "metrics": row.metrics if row is not None else {},
             "parameters": row.parameters if row is not None else {},
-            **(_facts(run) if isinstance(run, Run) else _NO_FACTS),
+            **(_facts(request, run) if isinstance(run, Run) else _NO_FACTS),
             "charts": charts,
             "chart_problems": chart_problems,
             "history": section(lambda: _history(folder)),
@@ -63,15 +63,17 @@ def run_page(request: PageRequest) -> WebPage:
 
 # Of a run that cannot be read.
 _NO_FACTS: dict[str, Any] = {
-    "is_damaged": True, "is_live": False, "commands": {}, "recipe": [],
+    "is_damaged": True, "is_live": False, "has_sweep": False, "commands": {}, "recipe": [],
     "utilization": Section(), "split_s": Section(),
 }  # fmt: skip
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(request: PageRequest, run: Run) -> dict[str, Any]:
+    sweep = run.header.sweep
     return {
         "is_damaged": False,
         "is_live": run.status == "running",
+        "has_sweep": sweep is not None and request.context.sweeps.has(sweep.sweep),
         "commands": _commands(run),
         "recipe": _recipe(run),
         "utilization": section(lambda: _utilization(run)),

@@ -44,9 +44,7 @@ _OF_COPY = {"runs": "--run", "conditions": "--where"}
     "--json", "is_json", is_flag=True, help="Print the address or the copy as a JSON document."
 )
 @click.pass_context
-def command(
-    context: click.Context, /, folder: str | None, is_json: bool, **options: Any
-) -> None:  # fmt: skip
+def command(context: click.Context, /, folder: str | None, is_json: bool, **options: Any) -> None:
     """Show this machine and its runs in a browser.
 
     The server runs until Ctrl-C. Nothing is loaded from other servers.

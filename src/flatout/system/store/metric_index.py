@@ -84,6 +84,8 @@ class _MetricLine(msgspec.Struct):
     memory_bytes: float | None = None
     power_w: float | None = None
     metrics: dict[str, float | None] = {}
+    name: str = ""
+    value: float | None = None
 
 
 class _Bucket(msgspec.Struct):
@@ -470,6 +472,8 @@ def _values(line: _MetricLine) -> Iterator[tuple[str, str, float | None]]:
     elif line.kind == "validated":
         for panel, value in line.metrics.items():
             yield panel, "validation", value
+    elif line.kind == "logged" and line.value is not None:
+        yield line.name, "logged", line.value
 
 
 def thinned(points: list[_Point], view: CurveView) -> tuple[list[int], list[float]]:
