@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -419,7 +420,8 @@ def test_search_goes_where_the_metric_is_better(direction: str) -> None:
         trials.append(proposals.tell(ended(one, float(width))))
     again = Proposals(known, trials)
     widths = [int(again.ask(number)["width"] or 0) for number in range(41, 46)]
-    assert max(widths) < 40 if direction == "minimize" else min(widths) > 32
+    # The sampler still tries other places now and then.
+    assert median(widths) < 32 if direction == "minimize" else median(widths) > 40
 
 
 @needs_optuna
