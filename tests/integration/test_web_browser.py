@@ -81,10 +81,14 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "runs" / "failed-0001" / "worker.log").write_text(f"{ATTACK}\n" * 300)
     big_metrics(new_run("long-0001", [started()]), 200_000)
     whole_sweep()
-    new_sweep("long-sweep-0001", [
-        trial(1, 0.5, parameters={"lr": 0.1, "batch_size": ATTACK}),
-        trial(2, 0.7, parameters={"lr": 0.01, "batch_size": ATTACK}),
-    ], space={"lr": LR, "batch_size": Choices(values=(ATTACK, "wide" * 40))})
+    new_sweep(
+        "long-sweep-0001",
+        [
+            trial(1, 0.5, parameters={"lr": 0.1, "batch_size": ATTACK}),
+            trial(2, 0.7, parameters={"lr": 0.01, "batch_size": ATTACK}),
+        ],
+        space={"lr": LR, "batch_size": Choices(values=(ATTACK, "wide" * 40))},
+    )
     sampled(time.time() - 3000, 100)
     keep("limits/0123", limits_file(warnings=(ATTACK,)))
     keep("bench/a", limits_file())
@@ -466,6 +470,28 @@ def test_training_is_started_from_the_page(browser: Any, address: str) -> None:
         page.wait_for_url("**/runs/digits-*", timeout=120_000)
         page.locator(".status.finished").wait_for(timeout=120_000)
         keep_picture(page, "train-finished")
+
+
+def test_training_is_stopped_and_resumed_from_the_page(browser: Any, address: str) -> None:
+    path = "train?experiment=digits&s.epochs=9000&device=cpu&plan=1"
+    with Visit(browser, address, path) as page:
+        # It is sent once.
+        page.get_by_role("button", name="Start training").dblclick()
+        page.wait_for_url("**/runs/digits-*", timeout=120_000)
+        run = page.url
+        for _ in range(2):
+            page.get_by_role("button", name="Stop").click()
+            page.locator(".status.stopped").wait_for(timeout=120_000)
+            keep_picture(page, "train-stopped")
+            page.get_by_role("link", name="Resume").click()
+            page.get_by_text("Continues from").wait_for()
+            keep_picture(page, "train-resume")
+            page.get_by_role("button", name="Resume").click()
+            page.wait_for_url(run, timeout=120_000)
+        page.get_by_role("button", name="Stop").click()
+        page.locator(".status.stopped").wait_for(timeout=120_000)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        assert page.locator("tbody tr", has_text="epochs=9000").count() == 1
 
 
 def test_digit_is_drawn_and_recognized(browser: Any, address: str, state: Path) -> None:

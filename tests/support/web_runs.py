@@ -17,8 +17,8 @@ from flatout.schema.run_lines import Finished, Line, Progress, Started, Validate
 from flatout.system.atomic_files import Lines
 from flatout.system.store.run_folder import RunFolder, create_run
 from flatout.web.application import application
+from flatout.web.background_query import machine_health
 from flatout.web.gate import Gate, GateRules
-from flatout.web.health import HealthWatch
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
 
@@ -42,7 +42,7 @@ def web_app(findings: tuple[Finding, ...] = (FINDING,), **rules: Any) -> Gate:
         "port": 8420, **rules,
     }  # fmt: skip
     examined = Examined(machine=MACHINE, diagnosis=Diagnosis(findings=findings))
-    health = HealthWatch(lambda: examined)
+    health = machine_health(lambda: examined)
     context = PageContext(runs=RunCache(), health=health)
     health.latest()
     return application(context, GateRules(**known))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from serving_soak import Soak, Swap, allowed_models, growth, judged
 from soak_timeline import Reading, timeline
@@ -128,6 +131,20 @@ def test_generator_when_requests_are_lost_or_late() -> None:
     assert 99 <= result.num_requests <= 101
     for count in (result.num_lost, result.num_timed_out, result.statuses["503"]):
         assert 5 <= count <= 15
+
+
+def test_generator_leaves_the_cpu_to_the_server_when_requests_are_due_every_300_us() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.02)) as server:
+        job = http_load.Job(
+            port=server.port, path="/predict", bodies=["[1]"], rate_per_s=3300.0, warmup_s=0.1,
+            timeout_s=0.2,
+        )  # fmt: skip
+        # As campaigns start it: with uvloop.
+        done = subprocess.run(
+            [sys.executable, "-P", http_load.__file__], input=msgspec.json.encode(job),
+            capture_output=True, check=True,
+        )  # fmt: skip
+    assert msgspec.json.decode(done.stdout, type=http_load.LoadResult).cpus < 0.4
 
 
 def test_record_when_it_has_a_size() -> None:

@@ -136,12 +136,11 @@ def test_other_changes_are_refused_when_read_only() -> None:
     from starlette.responses import PlainTextResponse
 
     from flatout.web.application import _Pages
-    from flatout.web.health import HealthWatch
     from flatout.web.page import PageContext
     from flatout.web.run_cache import RunCache
 
     rules = GateRules(frozenset(), is_read_only=True, form_token=FORM_TOKEN)
-    pages = _Pages(PageContext(runs=RunCache(), health=HealthWatch()), rules, lambda: False)
+    pages = _Pages(PageContext(runs=RunCache()), rules, lambda: False)
     route = pages.change("/stop", lambda request, form: PlainTextResponse("stopped"))
     answer = TestClient(Starlette(routes=[route])).post("/stop", data={"form_token": FORM_TOKEN})
     assert answer.status_code == 403 and "web-read-only" in answer.text

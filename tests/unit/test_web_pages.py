@@ -32,8 +32,8 @@ from flatout.schema.run_lines import Failed, Tuned
 from flatout.schema.tuning import Candidate, Decision, Interval, Result, Rung, Skip, Trial
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import run_paths
+from flatout.web.background_query import machine_health
 from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, picture
-from flatout.web.health import HealthWatch
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
@@ -139,7 +139,7 @@ def test_home_when_the_machine_cannot_be_examined() -> None:
     def broken() -> Examined:
         raise ZeroDivisionError
 
-    watch = HealthWatch(broken)
+    watch = machine_health(broken)
     while watch.latest().at is None:
         pass
     problem = watch.latest().problem

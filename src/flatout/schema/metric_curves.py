@@ -39,10 +39,9 @@ class MetricCurves(msgspec.Struct, frozen=True, kw_only=True):
     """The curves of a run, or of a panel of it.
 
     share_read: of metrics.jsonl; below 1 they end early, and the next request reads on.
-    num_unread: lines that are damaged. read_s: spent on what was new and is now in the index.
+    num_unread: lines that are damaged.
     """
 
     curves: tuple[MetricCurve, ...]
     share_read: float = 1.0
     num_unread: int = 0
-    read_s: float = 0.0

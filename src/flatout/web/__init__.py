@@ -19,8 +19,8 @@ Data
 
 - pages are read-only functions of the faces of the packages below (`runs`, `doctor`, ...), called
   in threads. `PageContext` holds what outlives a request: `RunCache` reads a run again only where
-  one of its files has changed; `HealthWatch` examines the machine in the background, and
-  `ClusterWatch` asks the cluster
+  one of its files has changed; what takes seconds (examining the machine, asking the cluster,
+  indexing samples) is done in the background by `background_query.py`
 - curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw;
   those of the machine from `sample_index.py`, an index for each day
 - what cannot be read becomes a Finding in its own section (`page.py: section`); the rest of the

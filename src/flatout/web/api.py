@@ -85,18 +85,21 @@ class WebServer:
     ) -> None:  # fmt: skip
         self._listener.close()
 
-    def run(self) -> None:
-        """Answers requests until Ctrl-C."""
+    def run(self) -> str | None:
+        """Answers requests until Ctrl-C.
+
+        Returns the goal of a change to this machine that is still being made: the process ends
+        after it.
+        """
         # Only here: these import Starlette and uvicorn.
         import uvicorn
 
         from flatout.web.application import application
         from flatout.web.gate import GateRules
-        from flatout.web.health import HealthWatch
         from flatout.web.page import PageContext
         from flatout.web.run_cache import RunCache
 
-        context = PageContext(runs=RunCache(), health=HealthWatch())
+        context = PageContext(runs=RunCache())
         rules = GateRules(
             names=frozenset(self._names()), is_open=self._is_open, token=self._token,
             is_read_only=self._request.is_read_only, port=self._port,
@@ -114,6 +117,8 @@ class WebServer:
         # uvicorn ends in good order at Ctrl-C, and then raises it.
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[self._listener])
+        change = context.changes.latest()
+        return change.goal if change is not None and change.is_running else None
 
     def _names(self) -> set[str]:
         """Hosts in the addresses of this server."""

@@ -29,7 +29,6 @@ from flatout.system.store.static_copy import (
 from flatout.web import render
 from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
 from flatout.web.compare_page import compare_page
-from flatout.web.health import HealthWatch
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.run_cache import RunCache
 from flatout.web.run_page import run_page
@@ -52,7 +51,7 @@ def export_runs(request: WebExport) -> WebExported:
     """
     paths = _chosen(request)
     cache = RunCache(lambda: paths)
-    context = PageContext(runs=cache, health=HealthWatch())
+    context = PageContext(runs=cache)
     target = Path(request.folder).expanduser().absolute()
     with static_folder(target) as folder:
         copy = _Copy(context, folder, paths)

@@ -43,14 +43,11 @@ class RunCache:
 
     Args:
         list_paths: folders of the runs that there are, oldest first.
-
-    parsing: held by whatever parses an experiment: in Python 3.11 `ast.parse` fails where two
-    threads do (SystemError: AST constructor recursion depth mismatch).
     """
 
     def __init__(self, list_paths: Callable[[], list[Path]] = run_paths) -> None:
         self._list_paths = list_paths
-        self._lock, self.parsing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._entries: dict[Path, _Entry] = {}
         # As they were listed last.
         self._by_id: dict[str, Path] = {}
@@ -106,8 +103,7 @@ class RunCache:
             entry = self._entries.get(path)
         stamp = _stamp(path)
         if entry is None or entry.stamp != stamp or _may_have_ended(entry.row, path):
-            with self.parsing:
-                entry = _read(path, stamp, entry)
+            entry = _read(path, stamp, entry)
             with self._lock:
                 self._entries[path] = entry
         return entry.row

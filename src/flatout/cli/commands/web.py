@@ -99,4 +99,7 @@ def _serve(options: dict[str, Any], *, is_json: bool) -> None:
             show.print_lines(show.make_console(), [*lines, ("end", "Ctrl-C")])
         # A program that started this one may be waiting for the address.
         sys.stdout.flush()
-        server.run()
+        goal = server.run()
+    if goal is not None and not is_json:
+        waiting = f"for a change to this machine to end: {goal}; Ctrl-C interrupts it"
+        show.print_lines(show.make_console(), [("waiting", waiting)])
