@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.web_runs import FINDING, web_client
 
+from flatout.errors import FlatoutError
 from flatout.schema.alarm import Alarm
 from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.system.store import daily_files
@@ -65,7 +66,7 @@ def write_quickly(day: int, num: int, peak_at: int = -1) -> None:
 def power(first_s: int, last_s: int, columns: int = 100) -> Any:
     """The curve of a GPU's power, when all samples are in the index."""
     index_samples()
-    curves = machine_curves(first_s, last_s, columns=columns)
+    curves, _ = machine_curves(first_s, last_s, columns=columns)
     assert curves.share_read == 1
     return next(one for one in curves.curves if one.panel == "gpu_power_w")
 
@@ -173,7 +174,7 @@ def test_reading_does_not_wait_for_who_adds_to_the_index(state: Path) -> None:
             db = stack.enter_context(contextlib.closing(sqlite3.connect(path)))
             db.execute("BEGIN IMMEDIATE")
             db.execute("DELETE FROM bucket")
-        curves = machine_curves(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40)
+        curves, _ = machine_curves(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40)
     assert whole in curves.curves and time.monotonic() - began_s < 5
 
 
@@ -181,7 +182,7 @@ def test_index_of_another_file_is_not_used() -> None:
     write_quickly(MIDNIGHT, 3000, peak_at=10)
     assert 999 in power(MIDNIGHT, MIDNIGHT + DAY_S).values
     write_quickly(MIDNIGHT, 2500)
-    curves = machine_curves(MIDNIGHT, MIDNIGHT + DAY_S, columns=100)
+    curves, _ = machine_curves(MIDNIGHT, MIDNIGHT + DAY_S, columns=100)
     assert curves.share_read < 1
     assert all(999 not in curve.values for curve in curves.curves)
     assert 999 not in power(MIDNIGHT, MIDNIGHT + DAY_S).values
@@ -237,6 +238,20 @@ def test_damaged_files_are_named_and_the_rest_is_shown() -> None:
     assert "damaged-file" in text and "A GPU" in text and "<figure" in text
     monitor_folder().joinpath(f"{datetime.now(UTC).date()}.jsonl").write_text("\0\0\n{}\n")
     page()
+
+
+def test_day_that_cannot_be_read_is_named_and_the_others_are_shown() -> None:
+    write_quickly(MIDNIGHT, 3000)
+    write_quickly(MIDNIGHT + DAY_S, 3000)
+    power(MIDNIGHT, MIDNIGHT + 2 * DAY_S)
+    path = monitor_folder() / "2027-01-16.jsonl"
+    path.unlink()
+    path.mkdir()
+    curves, errors = machine_curves(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=100)
+    assert len(errors) == 1 and "2027-01-16.jsonl" in errors[0].problem
+    assert curves.curves and curves.share_read == 1
+    with pytest.raises(FlatoutError):
+        index_samples()
 
 
 def test_event_comes_with_news(monkeypatch: pytest.MonkeyPatch) -> None:

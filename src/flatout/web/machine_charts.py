@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.errors import FlatoutError
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.metric_curves import MetricCurve, MetricCurves
 from flatout.system.clock import now_s
 from flatout.system.store.sample_index import machine_curves
 from flatout.web.background_query import BackgroundQuery
 from flatout.web.charts import NUM_COLORS, ChartData, ChartLine
-from flatout.web.page import PageRequest, not_accessible
+from flatout.web.page import PageRequest
 
 _PANELS = ("utilization", "gpu_memory_bytes", "gpu_power_w", "gpu_temperature_c",
            "host_memory_bytes", "disk_bytes_per_s")  # fmt: skip
@@ -61,19 +60,19 @@ def machine_charts(
     indexing: BackgroundQuery[None], view: TimeView, panel: str | None = None
 ) -> MachineCharts:
     """The charts of that time, from what is in the index; more of it is made meanwhile."""
-    try:
-        curves = machine_curves(view.first_s, view.last_s, columns=_MOST_COLUMNS, panel=panel)
-    except FlatoutError as error:
-        return MachineCharts(problems=(finding_from(error),))
-    except OSError as error:
-        return MachineCharts(problems=(finding_from(not_accessible(error)),))
+    curves, errors = machine_curves(
+        view.first_s, view.last_s, columns=_MOST_COLUMNS, panel=panel
+    )  # fmt: skip
+    problems = [finding_from(error) for error in errors]
     # Only now: it would slow down the reading.
     failed = indexing.latest().problem
+    if failed is not None and failed not in problems:
+        problems.append(failed)
     least_gap_s = max(_LEAST_GAP_S, _GAP_COLUMNS * (view.last_s - view.first_s) // _MOST_COLUMNS)
     charts = [_chart(name, curves, least_gap_s) for name in _PANELS]
     return MachineCharts(
         charts=tuple(chart for chart in charts if chart.lines),
-        problems=(failed,) if failed is not None else (),
+        problems=tuple(problems),
         share_read=curves.share_read,
     )
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from flatout.errors import FlatoutError
 from flatout.schema.metric_curves import CurveView, MetricCurve, MetricCurves
 from flatout.system import paths
 from flatout.system.clock import sleep_s
@@ -53,8 +54,10 @@ class _SampleLine(msgspec.Struct):
 
 def machine_curves(
     first_s: int, last_s: int, *, columns: int, panel: str | None = None
-) -> MetricCurves:
-    """The curves between two times; their steps are seconds since the epoch.
+) -> tuple[MetricCurves, list[FlatoutError]]:
+    """The curves between two times, and why days are missing in them.
+
+    Steps are seconds since the epoch.
 
     They come from the index, and from the last samples, which it does not have yet. Their
     share_read is below 1 where it lacks more: see `index_samples`.
@@ -63,12 +66,10 @@ def machine_curves(
         first_s, last_s: seconds since the epoch.
         columns: of a chart; a curve has at most two points in each.
         panel: None for all.
-
-    Raises:
-        RunFailed: damaged-file, curves-not-indexed.
     """
     found: list[MetricCurves] = []
     sizes: list[int] = []
+    problems: list[FlatoutError] = []
     for begins_s, file in _days():
         begins, ends = max(first_s, begins_s), min(last_s, begins_s + _DAY_S - 1)
         if begins > ends:
@@ -77,9 +78,14 @@ def machine_curves(
         view = CurveView(
             first_step=begins, last_step=ends, columns=max(_FEWEST_COLUMNS, round(columns * share))
         )
-        found.append(curves_in(file, view, panel=panel, budget_s=None))
+        try:
+            found.append(curves_in(file, view, panel=panel, budget_s=None))
+        except FlatoutError as error:
+            problems.append(error)
+            continue
         sizes.append(size_bytes(file.path))
-    return MetricCurves(curves=_joined(found), share_read=_share_read(found, sizes))
+    curves = MetricCurves(curves=_joined(found), share_read=_share_read(found, sizes))
+    return curves, problems
 
 
 def index_samples() -> None:
@@ -88,14 +94,21 @@ def index_samples() -> None:
     A day of them takes seconds; a day that has ended is read once.
 
     Raises:
-        RunFailed: damaged-file, curves-not-indexed.
+        UsageError, RunFailed: curves-not-indexed, and as the operating system says it; of several
+            days, for the newest, and after the others.
     """
+    problems = []
     files = [file for _, file in _days()]
     _forget_removed_days({file.index for file in files})
     for file in reversed(files):
-        while not index_lines(file, _TURN_S):
-            # Those who look meanwhile need the processor, too.
-            sleep_s(_PAUSE_S)
+        try:
+            while not index_lines(file, _TURN_S):
+                # Those who look meanwhile need the processor, too.
+                sleep_s(_PAUSE_S)
+        except FlatoutError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
 
 
 def _days() -> list[tuple[int, IndexedFile]]:
