@@ -69,7 +69,7 @@ def _host_names(
 )  # fmt: skip
 @click.option(
     "--allowed-hosts", default="", metavar="NAME,...", callback=_host_names,
-    help="More names of this server that clients may use; * allows all, *.example.com those below.",
+    help="More host names that clients may use; * allows all, *.example.com those below.",
 )  # fmt: skip
 @click.option(
     "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
