@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+from support.fake_home import SRC
+from support.forked_commands import ForkedCommands
+from support.forked_ranks import ForkedRanks
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
@@ -329,6 +332,22 @@ def once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Path]:
         return folder
 
     return filled
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[ForkedCommands]:
+    """Runs command lines that need not load flatout, each as a process."""
+    commands = ForkedCommands(SRC, {**os.environ, "PYTHONPATH": SRC})
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="session")
+def forked_ranks() -> Iterator[ForkedRanks]:
+    """Runs ranks that need not load torch, each as a process."""
+    ranks = ForkedRanks()
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

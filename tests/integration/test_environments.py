@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.fake_home import SETTINGS, Home, rule_of
 from support.fake_index import jax_version, make_index, write_wheel
+from support.forked_commands import ForkedCommands
 
 from flatout.errors import FlatoutError
 from flatout.setup.packages import uv
@@ -23,8 +24,8 @@ LINUX = pytest.mark.skipif(sys.platform == "win32", reason="needs what only POSI
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+def home(tmp_path: Path, forked: ForkedCommands) -> Home:
+    return Home(tmp_path, forked)
 
 
 def test_setup_when_all_goes_well(home: Home) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import safetensors.torch
-from support.ranks_runs import run_ranks
+from support.forked_ranks import ForkedRanks
 from torch import Tensor
 
 from flatout.engine.ranks.connection import Connection
@@ -63,14 +63,14 @@ def _set_paths(setenv: Callable[[str, str], None]) -> None:
     setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
 
 
-def trained(folder: Path, num_ranks: int, mode: str) -> None:
+def trained(forked_ranks: ForkedRanks, folder: Path, num_ranks: int, mode: str) -> None:
     """Runs the cases on so many ranks, or takes `rows` up again; one trains by itself."""
     command = [str(CASES / "train_all.py"), str(folder), mode, "rows"]
-    run_ranks(num_ranks, command, folder, LIMIT_S)
+    forked_ranks.run(num_ranks, command, folder, LIMIT_S)
 
 
 @pytest.fixture(scope="module")
-def by_ranks(once: Once) -> dict[int, Path]:
+def by_ranks(once: Once, forked_ranks: ForkedRanks) -> dict[int, Path]:
     """All cases, trained on 1, 2 and 4 ranks; and two epochs of `rows`, to be taken up."""
 
     def train_all(folder: Path) -> None:
@@ -79,7 +79,7 @@ def by_ranks(once: Once) -> dict[int, Path]:
             for num_ranks in (1, 2, 4):
                 place = folder / str(num_ranks)
                 patch.setenv("FLATOUT_STATE", str(place / "state"))
-                trained(place, num_ranks, "all")
+                trained(forked_ranks, place, num_ranks, "all")
 
     folder = once("ranks", train_all)
     return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2, 4)}
@@ -130,10 +130,12 @@ def test_batch_norm_says_what_it_does(by_ranks: dict[int, Path]) -> None:
     assert int(weights(by_ranks[2] / "norm")["1.num_batches_tracked"]) == 1
 
 
-def test_resume_at_another_number_of_ranks(by_ranks: dict[int, Path]) -> None:
+def test_resume_at_another_number_of_ranks(
+    by_ranks: dict[int, Path], forked_ranks: ForkedRanks
+) -> None:
     folder = by_ranks[2]
-    trained(folder, 3, "4")
-    trained(folder, 1, "5")
+    trained(forked_ranks, folder, 3, "4")
+    trained(forked_ranks, folder, 1, "5")
     several = curve(folder / "moved")
     # Five epochs of six updates, each with a validation: a run that nobody stopped begins so.
     assert len(several) == 5 * (6 + 1)
@@ -303,9 +305,9 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def test_memory_that_runs_out_on_one_rank(tmp_path: Path) -> None:
+def test_memory_that_runs_out_on_one_rank(tmp_path: Path, forked_ranks: ForkedRanks) -> None:
     command = [str(CAMPAIGNS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--trials", "10"]
-    run_ranks(2, [*command, "--seed", "3"], tmp_path, LIMIT_S)
+    forked_ranks.run(2, [*command, "--seed", "3"], tmp_path, LIMIT_S)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 10
     assert [row for row in rows if row["problem"]] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from support.ranks_runs import run_ranks
+from support.forked_ranks import ForkedRanks
 from torch import Tensor, nn
 
 from flatout.engine.optim.optimizers import Optimizers
@@ -50,13 +50,13 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _set_paths(monkeypatch.setenv, tmp_path / "state")
 
 
-def trained(folder: Path, num_ranks: int, *words: str) -> None:
+def trained(forked_ranks: ForkedRanks, folder: Path, num_ranks: int, *words: str) -> None:
     command = [str(CASES / "train_all.py"), str(folder), *words]
-    run_ranks(num_ranks, command, folder, LIMIT_S)
+    forked_ranks.run(num_ranks, command, folder, LIMIT_S)
 
 
 @pytest.fixture(scope="module")
-def by_ranks(once: Once) -> dict[int, Path]:
+def by_ranks(once: Once, forked_ranks: ForkedRanks) -> dict[int, Path]:
     """All of them, trained on 1 and on 2 ranks."""
 
     def train_all(folder: Path) -> None:
@@ -64,7 +64,7 @@ def by_ranks(once: Once) -> dict[int, Path]:
             for num_ranks in (1, 2):
                 place = folder / str(num_ranks)
                 _set_paths(patch.setenv, place / "state")
-                trained(place, num_ranks, "spread", "accumulated")
+                trained(forked_ranks, place, num_ranks, "spread", "accumulated")
 
     folder = once("spread", train_all)
     return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
@@ -112,9 +112,11 @@ def test_a_plain_exchange_computes_the_same_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["short_whole", "short_parts"])
-def test_want_of_memory_ends_a_plain_exchange_in_words(tmp_path: Path, name: str) -> None:
+def test_want_of_memory_ends_a_plain_exchange_in_words(
+    tmp_path: Path, forked_ranks: ForkedRanks, name: str
+) -> None:
     with pytest.raises(RuntimeError, match="not enough memory for this step on this rank"):
-        trained(tmp_path, 2, "new", name)
+        trained(forked_ranks, tmp_path, 2, "new", name)
     run = read_run(RunFolder(tmp_path / name))
     assert run.failure is not None and run.failure.rule == "out-of-memory"
     assert run.failure.problem.startswith("rank 1: ")
@@ -123,9 +125,11 @@ def test_want_of_memory_ends_a_plain_exchange_in_words(tmp_path: Path, name: str
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
 @pytest.mark.parametrize("name", ["killed_whole", "killed_parts"])
-def test_a_killed_rank_is_named_with_a_plain_exchange(tmp_path: Path, name: str) -> None:
+def test_a_killed_rank_is_named_with_a_plain_exchange(
+    tmp_path: Path, forked_ranks: ForkedRanks, name: str
+) -> None:
     with pytest.raises(RuntimeError, match="the ranks ended with"):
-        trained(tmp_path, 2, "new", name)
+        trained(forked_ranks, tmp_path, 2, "new", name)
     run = read_run(RunFolder(tmp_path / name))
     assert run.failure is not None and run.failure.rule == "rank-lost"
     assert "rank 1 of 2" in run.failure.problem
@@ -158,14 +162,14 @@ def test_findings_of_one_and_of_several(by_ranks: dict[int, Path]) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_three(once: Once, by_ranks: dict[int, Path]) -> Path:
+def on_three(once: Once, by_ranks: dict[int, Path], forked_ranks: ForkedRanks) -> Path:
     """What two ranks have begun, taken up by three; then ranks that do not do the same."""
 
     def take_up(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             _set_paths(patch.setenv, folder / "state")
             with pytest.raises(RuntimeError, match="ranks diverged"):
-                trained(by_ranks[2], 3, "5", "accumulated", "unlike")
+                trained(forked_ranks, by_ranks[2], 3, "5", "accumulated", "unlike")
 
     once("spread-on-three", take_up)
     return by_ranks[2]
@@ -190,9 +194,11 @@ def test_ranks_that_call_other_blocks_say_so(on_three: Path) -> None:
     assert isinstance(failed, Failed) and failed.finding.rule == "ranks-do-not-fit"
 
 
-def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
+def test_memory_that_runs_out_on_a_rank_with_parts(
+    tmp_path: Path, forked_ranks: ForkedRanks
+) -> None:
     command = [str(CAMPAIGNS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--sharding", "full"]
-    run_ranks(2, [*command, "--trials", "5", "--seed", "3"], tmp_path, LIMIT_S)
+    forked_ranks.run(2, [*command, "--trials", "5", "--seed", "3"], tmp_path, LIMIT_S)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 5
     assert [row for row in rows if row["problem"]] == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks_runs import run_ranks
+from support.forked_ranks import ForkedRanks
 
 from flatout.engine.gate import batch_splitting
 from flatout.engine.gate.batch_splitting import Training, why_not_split
@@ -41,7 +41,7 @@ Plain = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def trained(once: Once) -> Path:
+def trained(once: Once, forked_ranks: ForkedRanks) -> Path:
     """Each of them trained by two ranks, and taken up again."""
 
     def train_all(folder: Path) -> None:
@@ -50,7 +50,7 @@ def trained(once: Once) -> Path:
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
             patch.setenv("FLATOUT_STATE", str(folder / "state"))
             command = [str(CASES / "train_all.py"), str(folder), "twice", *NAMES]
-            run_ranks(2, command, folder, LIMIT_S)
+            forked_ranks.run(2, command, folder, LIMIT_S)
 
     return once("coupled", train_all)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.fake_home import Home, rule_of
 from support.fake_index import ANSWER, write_wheel
+from support.forked_commands import ForkedCommands
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SETTINGS = ("--yes", "--manager", "pip")
@@ -22,8 +23,8 @@ FOLDER = "Scripts" if sys.platform == "win32" else "bin"
 class Bench:
     """A home with an index of made-up torch packages, and a venv to be broken."""
 
-    def __init__(self, folder: Path) -> None:
-        self.home = Home(folder)
+    def __init__(self, folder: Path, forked: ForkedCommands) -> None:
+        self.home = Home(folder, forked)
         self.torch_index = folder / "whl" / "cpu"
         for version, torch in (("0.27.0+cpu", "2.12.0"), ("0.28.0+cpu", "2.13.0")):
             files = {"torchvision/__init__.py": f"v = '{version}'\n"}
@@ -68,8 +69,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, forked: ForkedCommands) -> Bench:
+    return Bench(tmp_path, forked)
 
 
 def changes_of(done: subprocess.CompletedProcess[str]) -> list[tuple[Any, ...]]:

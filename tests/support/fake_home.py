@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_index import make_index
+from support.forked_commands import ForkedCommands
 
 SRC = str(Path(__file__).resolve().parents[2] / "src")
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class Home:
-    """`flatout` with folders and an index of its own."""
+    """`flatout` with folders and an index of its own.
 
-    def __init__(self, folder: Path) -> None:
+    forked: runs what need not load flatout first.
+    """
+
+    def __init__(self, folder: Path, forked: ForkedCommands | None = None) -> None:
         self.folder = folder
+        self._forked = forked
         self.index = make_index(folder)
         self.environments = folder / "environments"
         self.cache = folder / "cache"
@@ -45,6 +50,11 @@ class Home:
         )  # fmt: skip
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = self.environment(**more)
+        if self._forked is not None and self._forked.can_run(environment):
+            return self._forked.run(
+                words, environment=environment, folder=self.folder, limit_s=120.0
+            )
         process = self.start(*words, **more)
         stdout, stderr = process.communicate(timeout=120)
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)

@@ -21,6 +21,7 @@ from flatout.engine.ranks.connection import Connection
 from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import ALONE, OomReport, RankGroup
 from flatout.engine.ranks.rank_env import rank_env_here
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.training.api import train_in
 from flatout.engine.training.trainer import TrainTask
@@ -78,7 +79,8 @@ class Together(MultiRank):
 
 
 def ranks_here() -> RankGroup:
-    """The ranks of this process group, joined."""
+    """The ranks of this process group, joined; this process is prepared as a worker is."""
+    defer_compiler_on_cpu()
     if "RANK" not in os.environ:
         return ALONE
     connection = Connection(rank_env_here())
@@ -109,25 +111,35 @@ def train(
     return train_in(task, lambda: experiment)
 
 
+def rank_environments(num_ranks: int) -> list[dict[str, str]]:
+    """The variables of each rank; they meet at a free port."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        meet = ("127.0.0.1", int(one.getsockname()[1]))
+    return [
+        {
+            **os.environ,
+            **loopback_variables(),
+            **rank_variables(
+                rank, num_ranks, local_rank=rank, num_local=num_ranks, rendezvous=meet
+            ),
+        }
+        for rank in range(num_ranks)
+    ]
+
+
 def start_ranks(
     num_ranks: int, command: list[str], folder: Path, **variables: str
 ) -> list[subprocess.Popen[bytes]]:
     """Starts a Python program once for each rank; each rank's output is in rankN.log."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     started = []
-    for rank in range(num_ranks):
-        own = rank_variables(
-            rank, num_ranks, local_rank=rank, num_local=num_ranks, rendezvous=("127.0.0.1", port)
-        )
-        environment = {**os.environ, **loopback_variables(), **own, **variables}
+    for rank, environment in enumerate(rank_environments(num_ranks)):
         with open(folder / f"rank{rank}.log", "wb") as log:
             started.append(
                 subprocess.Popen(
                     [sys.executable, *command],
-                    env=environment,
+                    env={**environment, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -145,5 +157,10 @@ def run_ranks(num_ranks: int, command: list[str], folder: Path, limit_s: float =
         for rank in ranks:
             rank.kill()
     if any(codes):
-        logs = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(num_ranks)]
-        raise RuntimeError(f"the ranks ended with {codes}:\n" + "\n".join(logs))
+        raise failed_ranks(codes, folder)
+
+
+def failed_ranks(codes: list[int], folder: Path) -> RuntimeError:
+    """An error with the ends of all ranks' outputs."""
+    logs = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(codes))]
+    return RuntimeError(f"the ranks ended with {codes}:\n" + "\n".join(logs))

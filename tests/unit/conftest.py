@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_commands import ForkedCommands
 
 from flatout import __version__
 
@@ -28,12 +30,14 @@ class CommandLine:
     """`flatout`, as a process, with runs in a folder of its own.
 
     python: an interpreter that says it holds torch and this flatout; its engine is the fake one.
+    forked: runs what need not load flatout first.
     experiment: a file whose parameters tell the fake engine what to do.
     has_plots: matplotlib is there, if it is installed.
     """
 
-    def __init__(self, folder: Path, python: str) -> None:
+    def __init__(self, folder: Path, python: str, forked: ForkedCommands) -> None:
         self.folder = folder
+        self.forked = forked
         self.state = folder / "state"
         self.runs = self.state / "runs"
         self.python = python
@@ -46,9 +50,7 @@ class CommandLine:
         programs = self.folder / "programs"
         programs.mkdir(exist_ok=True)
         (programs / ("flatout.exe" if IS_WINDOWS else "flatout")).touch(0o755)
-        # PYTHONPATH would put the real engine in the place of the fake one.
-        dropped = ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR")
-        kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        kept = kept_variables()
         path = os.pathsep.join([str(programs), kept.get("PATH", "")])
         ours = {"FLATOUT_STATE": str(self.state), "FLATOUT_DATA": "", "PATH": path}
         return {**kept, **ours, **more}
@@ -64,6 +66,12 @@ class CommandLine:
 
     def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a command line to its end."""
+        environment = self.environment(**more)
+        if self.forked.can_run(environment):
+            missing = () if self.has_plots else ("matplotlib",)
+            return self.forked.run(
+                arguments, environment=environment, folder=self.folder, missing=missing
+            )
         process = self.start(*arguments, **more)
         try:
             stdout, stderr = process.communicate(timeout=60)
@@ -76,6 +84,21 @@ class CommandLine:
         pairs = [f"{name}={value}" for name, value in parameters.items()]
         settings = [word for pair in pairs for word in ("-s", pair)]
         return ["train", self.experiment, "--python", self.python, *settings, *arguments]
+
+
+def kept_variables() -> dict[str, str]:
+    """Ours, but for some that change what a command prints or imports."""
+    # PYTHONPATH would put the real engine in the place of the fake one.
+    dropped = ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[ForkedCommands]:
+    """Runs command lines that need not load flatout, each as a process."""
+    commands = ForkedCommands(SRC, kept_variables())
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(scope="session")
@@ -104,15 +127,17 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, fake_python: str) -> CommandLine:
+def cli(tmp_path: Path, fake_python: str, forked: ForkedCommands) -> CommandLine:
     """A command line without any runs yet."""
-    return CommandLine(tmp_path, fake_python)
+    return CommandLine(tmp_path, fake_python, forked)
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory: pytest.TempPathFactory, fake_python: str) -> CommandLine:
+def trained_once(
+    tmp_path_factory: pytest.TempPathFactory, fake_python: str, forked: ForkedCommands
+) -> CommandLine:
     """A command line with two runs that have finished, `mine-0001` and `one`: to be copied."""
-    cli = CommandLine(tmp_path_factory.mktemp("trained"), fake_python)
+    cli = CommandLine(tmp_path_factory.mktemp("trained"), fake_python, forked)
     for words in ((), ("--name", "one")):
         done = cli.run(*cli.train(*words))
         assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment
 
-STEPS = 300
+STEPS = 90
 
 
 def _rows(count: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def sentences() -> Experiment:
         loss=_sum,
         train_data=lambda: Sentences(55),
         validation_data=lambda: Sentences(21),
-        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.7),
+        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.7),
         schedule_every="step",
         batch_size=13,
         steps=STEPS,

@@ -1,6 +1,6 @@
-"""What each rank of a test runs: a training in which memory runs out in the copy for a checkpoint.
+"""What each rank of a test runs: trainings in which memory runs out in the copy for a checkpoint.
 
-short_copy.py FOLDER NAME    writes what rank 0 has seen into FOLDER/NAME.json
+short_copy.py FOLDER    writes what each rank has seen of each into FOLDER/NAME.RANK.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from flatout.system.exit_code import end
 
 WHOLE = {"checkpoint_every": 2}
 PARTS = {**WHOLE, "sharding": "full"}
-# The recipe, which rank is short of memory, and whether in each copy from the second one on.
+# The recipe, which rank is short of memory, and whether in each copy from the second one on. The
+# last one fails, which ends the connection of the ranks.
 CASES: dict[str, tuple[dict[str, Any], int | None, bool]] = {
     "whole": (WHOLE, None, False),
     "whole-once": (WHOLE, 0, False),
@@ -73,20 +74,26 @@ def digest(state: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-folder, name = Path(sys.argv[1]), sys.argv[2]
-fixed, rank, is_always = CASES[name]
+def seen(name: str) -> dict[str, Any]:
+    """What this rank sees of a training."""
+    fixed, rank, is_always = CASES[name]
+    short = Short(is_short=rank == ranks.rank, is_always=is_always)
+    ranks.saving = short.saving  # type: ignore[method-assign]
+    run = new_run(folder / name, ranks, **fixed)
+    result: dict[str, Any] = {"error": None, "digests": None}
+    experiment = dataclasses.replace(deep(), generate=None, steps=8)
+    try:
+        with short:
+            model = train(run, experiment, ranks)
+        result["digests"] = ranks.all_gather(digest(model.state_dict()))
+    except FlatoutError as error:
+        result["error"] = error.rule
+    return {**result, "failed": short.failed}
+
+
+folder = Path(sys.argv[1])
 ranks = ranks_here()
 assert isinstance(ranks, Together)
-short = Short(is_short=rank == ranks.rank, is_always=is_always)
-ranks.saving = short.saving  # type: ignore[method-assign]
-run = new_run(folder / name, ranks, **fixed)
-result: dict[str, Any] = {"error": None, "digests": None}
-experiment = dataclasses.replace(deep(), generate=None, steps=8)
-try:
-    with short:
-        model = train(run, experiment, ranks)
-    result["digests"] = ranks.all_gather(digest(model.state_dict()))
-except FlatoutError as error:
-    result["error"] = error.rule
-(folder / f"{name}.{ranks.rank}.json").write_text(json.dumps({**result, "failed": short.failed}))
+for name in CASES:
+    (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(seen(name)))
 end(0)
