@@ -81,10 +81,14 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "runs" / "failed-0001" / "worker.log").write_text(f"{ATTACK}\n" * 300)
     big_metrics(new_run("long-0001", [started()]), 200_000)
     whole_sweep()
-    new_sweep("long-sweep-0001", [
-        trial(1, 0.5, parameters={"lr": 0.1, "batch_size": ATTACK}),
-        trial(2, 0.7, parameters={"lr": 0.01, "batch_size": ATTACK}),
-    ], space={"lr": LR, "batch_size": Choices(values=(ATTACK, "wide" * 40))})
+    new_sweep(
+        "long-sweep-0001",
+        [
+            trial(1, 0.5, parameters={"lr": 0.1, "batch_size": ATTACK}),
+            trial(2, 0.7, parameters={"lr": 0.01, "batch_size": ATTACK}),
+        ],
+        space={"lr": LR, "batch_size": Choices(values=(ATTACK, "wide" * 40))},
+    )
     sampled(time.time() - 3000, 100)
     keep("limits/0123", limits_file(warnings=(ATTACK,)))
     keep("bench/a", limits_file())

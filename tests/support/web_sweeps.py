@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from support.web_runs import CREATED_AT, whole_run
 
 from flatout.schema.experiment_spec import SweepRun
 from flatout.schema.run import RunHeader
@@ -16,15 +15,14 @@ from flatout.system import atomic_files
 from flatout.system.store import sweep_folder
 from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.sweep_folder import SweepFolder
+from support.web_runs import CREATED_AT, whole_run
 
 NAME = "digits-sweep-0001"
 LR = Range(low=1e-3, high=1e-1, is_log=True)
 SPACE: dict[str, Range | Choices] = {"lr": LR, "batch_size": Choices(values=(32, 64, 128))}
 
 
-def new_sweep(
-    name: str = NAME, trials: Iterable[SweepTrial] = (), **facts: Any
-) -> SweepFolder:
+def new_sweep(name: str = NAME, trials: Iterable[SweepTrial] = (), **facts: Any) -> SweepFolder:
     """A sweep in the state folder, with these trials."""
     known: dict[str, Any] = {
         "training": TrainRequest(experiment="digits", settings=("width=8",)), "sha256": None,

@@ -41,7 +41,9 @@ class SweepCache:
         for path in sweep_paths():
             if path.name == name:
                 return SweepFolder(path)
-        raise UsageError("unknown-sweep", f"there is no sweep `{name}`.", fix="list sweeps: /sweeps")
+        raise UsageError(
+            "unknown-sweep", f"there is no sweep `{name}`.", fix="list sweeps: /sweeps"
+        )
 
     def importances(self, sweep: Sweep) -> dict[str, float]:
         """The share of each parameter; empty if too few trials have finished.
