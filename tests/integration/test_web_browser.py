@@ -158,7 +158,7 @@ def address(state: Path) -> Iterator[str]:
             line = server.stdout.readline()
             assert line, "the server has ended"
             text += line
-        yield json.loads(text)["url"].partition("home?token=")[0]
+        yield json.loads(text)["url"].partition("home?access=")[0]
         server.terminate()
 
 
@@ -232,12 +232,12 @@ def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
     page = context.new_page()
     page.goto(f"{address}runs")
     assert "contains a token" in page.inner_text("body")
-    page.goto(f"{address}home?token={TOKEN}")
+    page.goto(f"{address}home?access={TOKEN}")
     page.get_by_role("heading", name="Machine", exact=True).wait_for()
     assert TOKEN not in page.url
     assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
     page.get_by_role("button", name="Español").click()
-    page.get_by_role("heading", name="Máquina").wait_for()
+    page.get_by_role("heading", name="Equipo", exact=True).wait_for()
     context.close()
 
 
@@ -470,6 +470,28 @@ def test_training_is_started_from_the_page(browser: Any, address: str) -> None:
         page.wait_for_url("**/runs/digits-*", timeout=120_000)
         page.locator(".status.finished").wait_for(timeout=120_000)
         keep_picture(page, "train-finished")
+
+
+def test_training_is_stopped_and_resumed_from_the_page(browser: Any, address: str) -> None:
+    path = "train?experiment=digits&s.epochs=9000&device=cpu&plan=1"
+    with Visit(browser, address, path) as page:
+        # It is sent once.
+        page.get_by_role("button", name="Start training").dblclick()
+        page.wait_for_url("**/runs/digits-*", timeout=120_000)
+        run = page.url
+        for _ in range(2):
+            page.get_by_role("button", name="Stop").click()
+            page.locator(".status.stopped").wait_for(timeout=120_000)
+            keep_picture(page, "train-stopped")
+            page.get_by_role("link", name="Resume").click()
+            page.get_by_text("Continues from").wait_for()
+            keep_picture(page, "train-resume")
+            page.get_by_role("button", name="Resume").click()
+            page.wait_for_url(run, timeout=120_000)
+        page.get_by_role("button", name="Stop").click()
+        page.locator(".status.stopped").wait_for(timeout=120_000)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        assert page.locator("tbody tr", has_text="epochs=9000").count() == 1
 
 
 def test_digit_is_drawn_and_recognized(browser: Any, address: str, state: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from flatout.engine.serve.batch_times import (
     best_size,
     best_threads,
     measured_sizes,
+    seconds_of,
     thread_counts,
 )
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
@@ -178,6 +181,11 @@ def measured(
         except StopIteration as ended:
             found: dict[int, float] = ended.value
             return found
+
+
+def test_seconds_of_a_call_when_other_programs_compute() -> None:
+    pauses = itertools.cycle([0.01, 0.01, 0.001, 0.01])
+    assert seconds_of(lambda: time.sleep(next(pauses))) < 0.008
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,20 @@ def test_each_trial_is_a_run_that_knows_its_sweep(sweeping: Sweeping) -> None:
 
 
 @needs_optuna
+def test_sweep_reads_a_configuration_file(sweeping: Sweeping) -> None:
+    text = "sampler = 'grid'\nname = 's'\ntrack = ['none']\n[set]\nsize = '1,2'\nquality = 0.5\n"
+    (sweeping.cli.folder / "mine.toml").write_text(text)
+    done = sweeping.run("--config", "mine.toml", "-s", "size=3,4")
+    assert done.returncode == 0, done.stderr
+    parameters = [one["parameters"] for one in sweeping.trials()]
+    assert parameters == [{"size": 3}, {"size": 4}]
+    header = json.loads((sweeping.cli.runs / "s-002" / "run.json").read_text())
+    assert header["spec"]["parameters"] == {"quality": 0.5, "size": 4}
+    assert header["config"]["values"]["set.quality"] == "0.5"
+    assert json.loads((sweeping.folder / "sweep.json").read_text())["training"]["track"] == ["none"]
+
+
+@needs_optuna
 def test_trials_go_on_when_one_fails(sweeping: Sweeping) -> None:
     done = sweeping.run("-s", "mode=fail,finish", "--sampler", "grid", "--name", "s")
     assert done.returncode == 0, done.stderr

@@ -21,14 +21,14 @@ from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.metric_curves import CurveView
 from flatout.web import render
 from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
-from flatout.web.charts import charts_of
+from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
 from flatout.web.cluster_page import cluster_page
 from flatout.web.compare_page import compare_page
 from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
 from flatout.web.explain_page import explain_page, explanation_page
 from flatout.web.gate import Gate, GateRules, is_equal
 from flatout.web.home_page import home_page
-from flatout.web.live import live_lines
+from flatout.web.live import run_events
 from flatout.web.live_page import live_charts, live_events, live_page
 from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
@@ -44,7 +44,6 @@ from flatout.web.texts import LANGUAGES
 from flatout.web.train_page import train_page
 
 _MOST_COLUMNS = 1000
-_MOST_CHARTED_RUNS = 100
 _LAST_STEP = 2**53
 _YEAR_S = 365 * 24 * 3600
 # A form may have a photo, to try a model with it.
@@ -142,17 +141,18 @@ class _Pages:
             length = request.headers.get("content-length", "")
             if not length.isdigit() or int(length) > _MOST_FORM_BYTES:
                 raise HTTPException(413)
-            form = await request.form()
-            token = form.get("form_token")
-            if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
-                return self._refused(request, 403, UsageError(
-                    "web-form-expired", "this form is from another start of flatout web.",
-                    fix="reload the page, and send it again",
-                ))  # fmt: skip
-            try:
-                return await run_in_threadpool(act, request, form)
-            except FlatoutError as error:
-                return self._refused(request, 400, error)
+            # Files of the form are closed at the end.
+            async with request.form() as form:
+                token = form.get("form_token")
+                if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
+                    return self._refused(request, 403, UsageError(
+                        "web-form-expired", "this form is from another start of flatout web.",
+                        fix="reload the page, and send it again",
+                    ))  # fmt: skip
+                try:
+                    return await run_in_threadpool(act, request, form)
+                except FlatoutError as error:
+                    return self._refused(request, 400, error)
 
         return Route(path, answer, methods=["POST"])
 
@@ -194,7 +194,8 @@ class _Pages:
             folder = await run_in_threadpool(self._context.runs.find, request.path_params["run"])
         except FlatoutError as error:
             return self._refused(request, 404, error)
-        return live_lines(request, folder, self._is_stopping)
+        known = request.headers.get("last-event-id") or request.query_params.get("at")
+        return run_events(folder, known, self._is_stopping)
 
     async def _charts(self, request: Request) -> Response:
         return await run_in_threadpool(self._chart_document, request)
@@ -206,7 +207,7 @@ class _Pages:
             last_step=query.number("to", 0, _LAST_STEP),
             columns=query.number("columns", 50, _MOST_COLUMNS) or CurveView().columns,
         )
-        ids = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_CHARTED_RUNS]
+        ids = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_CHARTED_RUNS]
         charts, problems = charts_of(self._context, ids, view, request.query_params.get("panel"))
         data = {"charts": charts, "problems": problems}
         return render.as_json(WebPage(template="", data=data))

@@ -11,6 +11,12 @@ import traceback
 from math import isfinite
 from pathlib import Path
 
+from flatout.engine.runtime.fast_import import import_quickly
+
+if __name__ == "__main__":
+    # Before all that imports it.
+    import_quickly("torch")
+
 from flatout.engine.data.fitted import fitted_for
 from flatout.engine.data.tensor_files import read_tensors
 from flatout.engine.predict.inputs import InputBatch, UnreadableInput, batches_of
@@ -18,6 +24,7 @@ from flatout.engine.predict.outputs import Output, RowFormat, open_output
 from flatout.engine.predict.predictor import Predictor, load
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import is_out_of_memory, raised_at, to_flatout_error
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.session.validation import classified
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import (
@@ -69,6 +76,8 @@ def main() -> int:
     try:
         request = stdio.read(PredictJob)
         stdio.exit_when_closed()
+        # Setting a flag of torch would import its compiler, which takes as long as torch itself.
+        defer_compiler_on_cpu()
         handle(request, replies)
     except BrokenPipeError:
         return 1

@@ -6,9 +6,16 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from flatout.engine.runtime.fast_import import import_quickly
+
+if __name__ == "__main__":
+    # Before all that imports it.
+    import_quickly("torch")
+
 from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.steps import StepLoop, built_for, session_of
 from flatout.engine.runtime.error_map import to_flatout_error
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.session.session import process_settings
@@ -33,6 +40,7 @@ def main() -> int:
     stdio = JsonStdio()
     try:
         request = stdio.read(AnyProfileRequest)
+        defer_compiler_on_cpu()
         if isinstance(request, ProfileRequest):
             stdio.exit_when_closed()
             profile(request, stdio.answers.write)

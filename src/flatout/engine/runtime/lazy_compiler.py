@@ -38,6 +38,19 @@ def defer_compiler() -> None:
     torch._dynamo = standin  # type: ignore[attr-defined]
 
 
+def defer_compiler_on_cpu() -> bool:
+    """Defers the compiler where there is no GPU; returns whether it did.
+
+    With one, the compiler might be imported while a CUDA graph is captured, which was never tried.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return False
+    defer_compiler()
+    return True
+
+
 def use_deterministic_algorithms(is_on: bool, *, warn_only: bool = False) -> None:
     """Does the same as torch's function, without importing the compiler to notify it."""
     torch = sys.modules["torch"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.engine.runtime.fast_import import import_quickly
-from flatout.engine.runtime.lazy_compiler import defer_compiler
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.serve.answering import Answers, DeviceLost, model_failed, refused_input
 from flatout.engine.serve.replica_model import ReplicaModel
 from flatout.errors import FlatoutError, RunFailed
@@ -86,11 +86,8 @@ def _opened(start: ReplicaStart, stack: contextlib.ExitStack) -> ReplicaModel:
         from flatout.engine.serve.program_model import open_program
 
         return open_program(start)
-    import torch
-
-    if not torch.cuda.is_available():
-        # Setting a flag of torch would import its compiler, which takes as long as torch itself.
-        defer_compiler()
+    # Setting a flag of torch would import its compiler, which takes as long as torch itself.
+    defer_compiler_on_cpu()
     from flatout.engine.serve.run_model import RunModel
 
     return RunModel(start, stack.enter_context(ScratchFiles()), stack)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import traceback
 
+from flatout.engine.runtime.fast_import import import_quickly
+
+if __name__ == "__main__":
+    # Before all that imports it.
+    import_quickly("torch")
+
 from flatout.engine.runtime.error_map import to_flatout_error
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.training.lr_range import swept
 from flatout.schema.finding import finding_from, internal_error
@@ -24,6 +31,7 @@ def main() -> int:
     try:
         request = stdio.read(LrRangeRequest)
         stdio.exit_when_closed()
+        defer_compiler_on_cpu()
         result = swept(load_experiment(request.spec), request.spec, request.sweep, on_step)
         stdio.answers.write(LrRangeMade(result=result))
     except BrokenPipeError:

@@ -20,8 +20,6 @@ if __name__ == "__main__":
     # Before all that imports it.
     import_quickly("torch")
 
-import torch
-
 from flatout.engine.data.builtin_datasets import report_downloads_to
 from flatout.engine.experiment import Experiment
 from flatout.engine.ranks.connection import Connection
@@ -30,7 +28,7 @@ from flatout.engine.ranks.protocol import ALONE, RankGroup
 from flatout.engine.ranks.rank_env import may_be_first, rank_env_here
 from flatout.engine.runlog.event_log import append_refusal
 from flatout.engine.runtime.error_map import to_flatout_error
-from flatout.engine.runtime.lazy_compiler import defer_compiler
+from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.runtime.stop_signals import (
     StoppedEarly,
     StopRequest,
@@ -92,12 +90,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _loaded(spec: ExperimentSpec) -> Experiment:
     """The experiment; and what its first update would import, or a stand-in for it."""
-    is_on_gpu = torch.cuda.is_available()
-    if not is_on_gpu:
-        defer_compiler()
+    is_deferred = defer_compiler_on_cpu()
     experiment = load_experiment(spec)
-    if is_on_gpu:
-        # An import in the middle of a capture has not been tried.
+    if not is_deferred:
         import_quickly(COMPILER)
     return experiment
 
