@@ -169,6 +169,12 @@ def test_run_can_be_resumed_after_it_could_not_be_followed() -> None:
     assert not RunFolder(folder.path).is_in_use()
 
 
+def test_run_of_a_notebook_is_resumed_there() -> None:
+    new_run("notebook-0001", [started()], [progress(10)], name="notebook")
+    text = web_client().get("/runs/notebook-0001").text
+    assert "/train?resume" not in text and "resume=&#34;notebook-0001&#34;" in text
+
+
 @pytest.mark.parametrize(
     ("run", "rule"), [("digits-0001", "run-is-finished"), ("digits-0009", "unknown-run")]
 )

@@ -63,16 +63,16 @@ def machine_charts(
     curves, errors = machine_curves(
         view.first_s, view.last_s, columns=_MOST_COLUMNS, panel=panel
     )  # fmt: skip
-    problems = [finding_from(error) for error in errors]
     # Only now: it would slow down the reading.
     failed = indexing.latest().problem
-    if failed is not None and failed not in problems:
-        problems.append(failed)
+    found = [*map(finding_from, errors), *([failed] if failed is not None else [])]
+    # A cause that concerns all days is named once.
+    problems = {finding.rule: finding for finding in found}
     least_gap_s = max(_LEAST_GAP_S, _GAP_COLUMNS * (view.last_s - view.first_s) // _MOST_COLUMNS)
     charts = [_chart(name, curves, least_gap_s) for name in _PANELS]
     return MachineCharts(
         charts=tuple(chart for chart in charts if chart.lines),
-        problems=tuple(problems),
+        problems=tuple(problems.values()),
         share_read=curves.share_read,
     )
 
