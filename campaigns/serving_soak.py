@@ -7,7 +7,8 @@ for before. The limit of the server is measured, then requests come at `--load` 
 Every minute a replica is killed; the model is swapped to the other run after a third of the time,
 and back after two thirds. Counted: answers that are not the known one of the model that had to
 answer, requests without any answer, refusals (503 with Retry-After), other statuses; the memory of
-the server and its replicas over time. Then SIGTERM under load: what was sent before is answered.
+the server and its replicas over time; every 10 s throughput, latency, queue, batches and CPUs. Then
+SIGTERM under load: what was sent before is answered.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from serving_contestants import (
     serving,
     train,
 )
+from soak_timeline import INTERVAL_S, Reading, read_server, timeline
 from support import dated, http_load
 
 from flatout.serve import load_search
@@ -84,6 +86,7 @@ class Soak:
     swaps: list[Swap] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -121,9 +124,14 @@ def main() -> int:
             warmup_s=2.0, duration_s=60 * options.minutes, records=str(work.folder / "records"),
         )  # fmt: skip
         attack(work, job, server, soak)
-    counts = judged(Path(str(job.records)), soak)
+    records = Path(str(job.records))
+    counts = judged(records, soak)
+    rows = timeline(
+        _read(records), soak.readings, rate_per_s=rate, duration_s=job.duration_s
+    )  # fmt: skip
     stop = stopped_under_load(work, contestant, bodies, known, rate / 2)
-    return report(options, machine, soak, counts, {"limit": limit, "rate": rate, "stop": stop})
+    more = {"limit": limit, "rate": rate, "stop": stop, "timeline": rows}
+    return report(options, machine, soak, counts, more)
 
 
 def known_answers(work: Work, port: int, bodies: list[str]) -> list[list[dict[str, Any]]]:
@@ -204,7 +212,7 @@ def kill_and_swap(
     # Between two kills.
     swaps_at_s = {1: job.duration_s / 3, 0: 2 * job.duration_s / 3}
     swaps_at_s = {to: _off_kills(at_s) for to, at_s in swaps_at_s.items()}
-    kill_at_s, sample_at_s = KILL_EVERY_S / 3, 0.0
+    kill_at_s, sample_at_s, read_at_s = KILL_EVERY_S / 3, 0.0, 0.0
     swapping: threading.Thread | None = None
     while generator.poll() is None:
         now_s = time.time() - began_s
@@ -214,6 +222,10 @@ def kill_and_swap(
         if now_s >= sample_at_s:
             soak.memory.append(memory_sample(server, now_s))
             sample_at_s = now_s + SAMPLE_EVERY_S
+        if now_s >= read_at_s:
+            replicas = replicas_of(server)
+            soak.readings.append(read_server(job.port, now_s, server, replicas, generator.pid))
+            read_at_s += INTERVAL_S
         if kill_at_s <= now_s < job.duration_s - 5:
             kill_replica(server, soak)
             kill_at_s += KILL_EVERY_S

@@ -193,6 +193,7 @@ def test_token_is_asked_for(serve: Any) -> None:
     served = serve("first", "--token", "s3cret")
     assert served.predict()[0] == 401
     assert served.predict(authorization="Bearer s3cret")[0] == 200
+    assert served.predict(authorization="Bearer s3cret", host="evil.example")[0] == 421
 
 
 def test_port_that_is_in_use_is_refused_at_once(serve: Any, place: Place) -> None:

@@ -131,10 +131,15 @@ def test_a_run_trains_with_threads_placed(tmp_path, monkeypatch):
     import flatout
 
     seen: list[int] = []
+    when_generating: list[int] = []
 
     def loss(model, batch):
         seen.append(len(os.sched_getaffinity(0)))
         return model(batch[0]).square().mean()
+
+    def generate(model):
+        when_generating.append(len(os.sched_getaffinity(0)))
+        return ["a text"]
 
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
     data = torch.ones(4096, 512)
@@ -143,10 +148,11 @@ def test_a_run_trains_with_threads_placed(tmp_path, monkeypatch):
             model=lambda: torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
             loss=loss,
+            generate=generate,
             train_data=lambda: (data,),
             batch_size=1024,
             epochs=25,
         ),
     )
-    assert seen[-1] == 1
+    assert seen[-1] == when_generating[-1] == 1
     assert len(os.sched_getaffinity(0)) == num_cpus()

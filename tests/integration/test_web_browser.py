@@ -33,11 +33,13 @@ from support.web_runs import (
     web_app,
     whole_run,
 )
+from support.web_sweeps import LR, new_sweep, trial, whole_sweep
 
 from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.schema.plan import Plan, PlanStep, Write
+from flatout.schema.sweep import Choices
 from flatout.schema.web_request import WebExport
 from flatout.system import atomic_files
 from flatout.system.store.daily_files import DailyFiles, monitor_folder
@@ -54,7 +56,8 @@ PAGES = ("home", "doctor", "explain", "live", "runs", "runs/digits-0001", "runs/
          "compare?run=digits-0001&run=digits-0002", "bench",
          "bench/compare?file=bench/a&file=bench/b&file=bench/run-mlp",
          "bench/platforms?file=bench/a&file=bench/wsl2", "profiles",
-         "train?experiment=digits&plan=1", "cluster", "serve")  # fmt: skip
+         "train?experiment=digits&plan=1", "cluster", "serve", "sweeps",
+         "sweeps/digits-sweep-0001", "sweeps/long-sweep-0001")  # fmt: skip
 LACKING = [
     what
     for what, is_there in (
@@ -77,6 +80,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             parameters={"note": ATTACK})  # fmt: skip
     (folder / "runs" / "failed-0001" / "worker.log").write_text(f"{ATTACK}\n" * 300)
     big_metrics(new_run("long-0001", [started()]), 200_000)
+    whole_sweep()
+    new_sweep(
+        "long-sweep-0001",
+        [
+            trial(1, 0.5, parameters={"lr": 0.1, "batch_size": ATTACK}),
+            trial(2, 0.7, parameters={"lr": 0.01, "batch_size": ATTACK}),
+        ],
+        space={"lr": LR, "batch_size": Choices(values=(ATTACK, "wide" * 40))},
+    )
     sampled(time.time() - 3000, 100)
     keep("limits/0123", limits_file(warnings=(ATTACK,)))
     keep("bench/a", limits_file())
@@ -146,7 +158,7 @@ def address(state: Path) -> Iterator[str]:
             line = server.stdout.readline()
             assert line, "the server has ended"
             text += line
-        yield json.loads(text)["url"].partition("home?token=")[0]
+        yield json.loads(text)["url"].partition("home?access=")[0]
         server.terminate()
 
 
@@ -220,12 +232,12 @@ def test_printed_address_admits_the_browser(browser: Any, address: str) -> None:
     page = context.new_page()
     page.goto(f"{address}runs")
     assert "contains a token" in page.inner_text("body")
-    page.goto(f"{address}home?token={TOKEN}")
+    page.goto(f"{address}home?access={TOKEN}")
     page.get_by_role("heading", name="Machine", exact=True).wait_for()
     assert TOKEN not in page.url
     assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
     page.get_by_role("button", name="Español").click()
-    page.get_by_role("heading", name="Máquina").wait_for()
+    page.get_by_role("heading", name="Equipo", exact=True).wait_for()
     context.close()
 
 
@@ -458,6 +470,28 @@ def test_training_is_started_from_the_page(browser: Any, address: str) -> None:
         page.wait_for_url("**/runs/digits-*", timeout=120_000)
         page.locator(".status.finished").wait_for(timeout=120_000)
         keep_picture(page, "train-finished")
+
+
+def test_training_is_stopped_and_resumed_from_the_page(browser: Any, address: str) -> None:
+    path = "train?experiment=digits&s.epochs=9000&device=cpu&plan=1"
+    with Visit(browser, address, path) as page:
+        # It is sent once.
+        page.get_by_role("button", name="Start training").dblclick()
+        page.wait_for_url("**/runs/digits-*", timeout=120_000)
+        run = page.url
+        for _ in range(2):
+            page.get_by_role("button", name="Stop").click()
+            page.locator(".status.stopped").wait_for(timeout=120_000)
+            keep_picture(page, "train-stopped")
+            page.get_by_role("link", name="Resume").click()
+            page.get_by_text("Continues from").wait_for()
+            keep_picture(page, "train-resume")
+            page.get_by_role("button", name="Resume").click()
+            page.wait_for_url(run, timeout=120_000)
+        page.get_by_role("button", name="Stop").click()
+        page.locator(".status.stopped").wait_for(timeout=120_000)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        assert page.locator("tbody tr", has_text="epochs=9000").count() == 1
 
 
 def test_digit_is_drawn_and_recognized(browser: Any, address: str, state: Path) -> None:

@@ -28,6 +28,9 @@ from flatout.serve.answer_check import is_expected
 RECORD = struct.Struct("<ddHIB")
 TIMED_OUT, LOST = 0, 1
 _SWEEP_S = 0.25
+# uvloop takes less than half a millisecond for no time at all: the schedule would take a whole CPU,
+# which the server on the same machine then lacks.
+_SHORTEST_SLEEP_S = 0.001
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -245,7 +248,7 @@ class _Load:
         while (due_s := start_s + number / rate_per_s) < self.end_s:
             left_s = due_s - time.perf_counter()
             if left_s > 0:
-                await asyncio.sleep(left_s)
+                await asyncio.sleep(max(left_s, _SHORTEST_SLEEP_S))
                 continue
             number += 1
             if self._free:

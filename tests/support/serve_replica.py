@@ -12,6 +12,8 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -48,6 +50,8 @@ class Replica:
     def __init__(self) -> None:
         self._messages: queue.Queue[ToReplica] = queue.Queue()
         self._cancelled: set[int] = set()
+        # Each with the number of its request, and the words that are left.
+        self._streams: deque[tuple[int, Iterator[str]]] = deque()
         self._out = os.fdopen(os.dup(1), "wb")
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -56,9 +60,20 @@ class Replica:
         assert isinstance(start, ReplicaStart)
         self._start(start)
         while True:
-            message = self._messages.get()
+            try:
+                message = self._messages.get(block=not self._streams)
+            except queue.Empty:
+                self._advance()
+                continue
             assert isinstance(message, Batch)
-            self._compute(message)
+            if message.items[0].is_stream:
+                (item,) = message.items
+                assert isinstance(item.input, TextInput)
+                self._streams.append((item.id, iter(item.input.text.split())))
+            else:
+                self._compute(message)
+            if self._streams:
+                self._advance()
 
     def send(self, *messages: FromReplica) -> None:
         for message in messages:
@@ -131,23 +146,24 @@ class Replica:
                     return Answered(id=item.id, tensors=(raw,))
                 rows = tuple({"y": row.tolist(), **facts} for row in scaled)
                 return Answered(id=item.id, rows=rows)
-            case TextInput(text=text):
-                return self._generate(item.id, text)
             case ValueInput(value={"do": what, **more}):
                 return self._do(item.id, what, more, facts)
             case ValueInput(value=value):
                 return Answered(id=item.id, rows=({"y": value * self.scale, **facts},))
         raise AssertionError(item)
 
-    def _generate(self, number: int, text: str) -> Answered:
-        for word in text.split():
-            if number in self._cancelled:
-                break
-            if word == "CRASH":
-                os._exit(9)
-            self.send(Piece(id=number, text=word))
-            time.sleep(0.02)
-        return Answered(id=number, rows=({"was_cancelled": number in self._cancelled},))
+    def _advance(self) -> None:
+        """A word of the stream that has waited longest."""
+        number, words = self._streams.popleft()
+        word = None if number in self._cancelled else next(words, None)
+        if word == "CRASH":
+            os._exit(9)
+        if word is None:
+            self.send(Answered(id=number), BatchDone(first=number, num_samples=1, compute_s=0.0))
+            return
+        self.send(Piece(id=number, text=word))
+        time.sleep(0.02)
+        self._streams.append((number, words))
 
     def _do(
         self, number: int, what: str, more: dict[str, Any], facts: dict[str, Any]

@@ -17,8 +17,8 @@ from flatout.schema.run_lines import Finished, Line, Progress, Started, Validate
 from flatout.system.atomic_files import Lines
 from flatout.system.store.run_folder import RunFolder, create_run
 from flatout.web.application import application
+from flatout.web.background_query import machine_health
 from flatout.web.gate import Gate, GateRules
-from flatout.web.health import HealthWatch
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
 
@@ -42,7 +42,7 @@ def web_app(findings: tuple[Finding, ...] = (FINDING,), **rules: Any) -> Gate:
         "port": 8420, **rules,
     }  # fmt: skip
     examined = Examined(machine=MACHINE, diagnosis=Diagnosis(findings=findings))
-    health = HealthWatch(lambda: examined)
+    health = machine_health(lambda: examined)
     context = PageContext(runs=RunCache(), health=health)
     health.latest()
     return application(context, GateRules(**known))
@@ -82,11 +82,12 @@ def finished(step: int = 100) -> Finished:
 
 
 def new_run(
-    run_id: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), **spec: Any
-) -> RunFolder:
+    run_id: str, events: Iterable[Line] = (), metrics: Iterable[Line] = (), *,
+    python: str = "/bin/python", **spec: Any,
+) -> RunFolder:  # fmt: skip
     """A run in the state folder, with these lines."""
     header = RunHeader(
-        id=run_id, created_at=CREATED_AT, flatout_version="0.1.0", python="/bin/python",
+        id=run_id, created_at=CREATED_AT, flatout_version="0.1.0", python=python,
         spec=ExperimentSpec(**{"name": "digits", **spec}),
     )  # fmt: skip
     folder = create_run(header)
@@ -98,11 +99,11 @@ def new_run(
     return folder
 
 
-def whole_run(name: str = "digits-0001", accuracy: float = 0.9) -> RunFolder:
+def whole_run(name: str = "digits-0001", accuracy: float = 0.9, **facts: Any) -> RunFolder:
     """A run that has finished."""
     metrics: list[Line] = [progress(step, 1 / step) for step in range(10, 101, 10)]
     metrics.append(validated(100, accuracy, is_best=True))
-    return new_run(name, [started(), finished()], metrics)
+    return new_run(name, [started(), finished()], metrics, **facts)
 
 
 def big_metrics(folder: RunFolder, num_lines: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.text import Text
 from flatout.cli.render import show
 from flatout.cli.render.control_characters import VisibleConsole
 from flatout.errors import RunFailed
-from flatout.schema.addresses import masked
+from flatout.schema.addresses import masked, masked_document
 from flatout.schema.finding import finding_from
 from flatout.schema.plan import InstallPackages, Plan, PlanStep
 from flatout.system import atomic_files
@@ -34,12 +35,27 @@ _SECRET = "https://ann:s3cr:e+t@host:8080/simple"
         ("git@host:a/b, ann@host", "git@host:a/b, ann@host"),
         ("https://host:80/", "https://host:80/"),
         ("db://host/a?password=s3cr&x=1", "db://host/a?password=****&x=1"),
+        ("db://host/a?x=1&amp;password=s3cr&amp;y=2", "db://host/a?x=1&amp;password=****&amp;y=2"),
     ],
 )
 def test_passwords_are_masked(text: str, shown: str | None) -> None:
     assert "s3cr" not in masked(text)
     if shown is not None:
         assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('get "http://host/?token=s3cr"', 'get "http://host/?token=****"'),
+        ("http://host\nann@other", "http://host\nann@other"),
+        ("https://ann:s3c\\r@host/", "https://ann:****@host/"),
+    ],
+)
+def test_passwords_in_a_document_are_masked(text: str, shown: str) -> None:
+    assert json.loads(masked_document(json.dumps({"a": [text, 1], "b": "c"}))) == {
+        "a": [shown, 1], "b": "c",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

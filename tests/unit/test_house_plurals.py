@@ -31,7 +31,8 @@ ALLOWED = (
     "{first.workers:,} workers", "for {self.num_ranks} ranks", "are {self.num_ranks} ranks",
     "{_PREFETCH} batches ahead",
     "more than {MOST_LINES:,} lines", "counts {candidate.counts[-1:]} steps",
-    "updates of {sizes} samples", "x{result.speedup.middle:.2f} samples/s",
+    "updates of {sizes} samples", "takes {per_forward * num_parts} samples",
+    "x{result.speedup.middle:.2f} samples/s",
 )  # fmt: skip
 _ONE_OF_MANY = re.compile(r"\b1 [A-Za-z]+s\b")
 

@@ -58,5 +58,5 @@ def test_kinds_are_those_in_folders_written_before() -> None:
         "started", "recipeset", "extended", "shareschecked", "filechanged", "dryran", "fetched",
         "warned", "profiled", "trying", "tried", "tuned", "outlined", "checkpointed", "stopped",
         "failed", "finished", "flopscounted", "progress", "epochended", "validated", "classified",
-        "generated",
+        "generated", "logged",
     }  # fmt: skip

@@ -14,6 +14,8 @@ from support.web_runs import CREATED_AT, big_metrics, new_run, validated, whole_
 from flatout.errors import RunFailed
 from flatout.schema.metric_curves import CurveView, MetricCurve, MetricCurves
 from flatout.system.store.metric_index import (
+    IndexedFile,
+    curves_in,
     forget_removed_runs,
     index_folder,
     metric_curves,
@@ -53,6 +55,16 @@ def test_curves_of_a_short_run() -> None:
     assert found["loss", "training"].steps == list(range(10, 101, 10))
     assert found["loss", "training"].values[0] == pytest.approx(0.1)
     assert found["accuracy", "validation"].values == [0.9]
+
+
+def test_numbers_of_hooks_are_curves() -> None:
+    folder = new_run("digits-0001", metrics=[validated(1, 0.9)])
+    with open(folder.metrics, "ab") as file:
+        for text in ('"value":0.5', '"value":null', '"text":"cat"'):
+            line = f'{{"kind":"logged","at":1.0,"step":1,"epoch":0,"name":"depth",{text}}}\n'
+            file.write(line.encode())
+    (found,) = [curve for curve in curves_of(folder).curves if curve.line == "logged"]
+    assert (found.panel, found.steps, found.values) == ("depth", [1], [0.5])
 
 
 def test_peak_of_a_long_run_is_kept(long_run: RunFolder) -> None:
@@ -133,6 +145,26 @@ def test_lines_that_are_damaged_or_not_finite_are_counted() -> None:
     accuracy = next(curve for curve in curves.curves if curve.panel == "accuracy")
     assert (accuracy.num_missing, accuracy.first_missing_step) == (5000, 0)
     assert curves.num_unread == 3
+
+
+def test_sparse_curve_does_not_read_all_lines_between_its_points(tmp_path: Path) -> None:
+    path, num_read = tmp_path / "lines", 0
+    path.write_bytes(b"".join(b"%d\n" % step for step in range(NUM_LINES)))
+
+    def read(text: bytes) -> tuple[int, list[tuple[str, str, float | None]]]:
+        nonlocal num_read
+        num_read += 1
+        step = int(text)
+        is_sparse = step % 5000 < 3
+        return step, [("loss", "all", 1.0), *([("loss", "few", 2.0)] if is_sparse else [])]
+
+    file = IndexedFile(path=path, index=tmp_path / "index", read=read, is_finished=True)
+    view = CurveView(columns=50)
+    curves_in(file, view, budget_s=60.0)
+    num_read = 0
+    few = next(one for one in curves_in(file, view).curves if one.line == "few")
+    assert few.steps == [0, 1, 2, 5000, 5001, 5002]
+    assert num_read <= 4 * 64
 
 
 def test_run_without_metrics_has_no_curves() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -170,3 +173,23 @@ def test_no_default_is_too_odd_to_be_read(default: str) -> None:
         assert error.rule == "experiment-syntax-error"
     else:
         assert one.default_value == one.default or one.default_value is None
+
+
+def test_experiments_are_parsed_by_several_threads_at_once() -> None:
+    text = "\n".join(["def experiment(lr: 'float' = 1e-3): ...", *["x = [[1], (2, [3])]"] * 300])
+
+    def collected(phase: str, facts: dict[str, int]) -> None:
+        """Python code within a collection: another thread may continue there."""
+
+    interval_s, threshold = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(50)
+    gc.callbacks.append(collected)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            parsed = list(threads.map(lambda _: parse_parameters(text, "a.py"), range(60)))
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval_s)
+    assert {parameters[0].default_value for parameters in parsed} == {1e-3}

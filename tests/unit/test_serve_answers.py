@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import time
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +14,9 @@ from flatout.engine.serve.answering import Answers, DeviceLost
 from flatout.engine.serve.batch_times import (
     best_size,
     best_threads,
+    clock_for,
     measured_sizes,
+    seconds_of,
     thread_counts,
 )
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
@@ -171,13 +176,25 @@ def test_a_batch_that_does_not_fit_is_measured_in_halves() -> None:
 def measured(
     model: Adding, example: AnyInput, max_samples: int | None = None
 ) -> dict[int, float]:  # fmt: skip
-    steps = measured_sizes(model, example, 0.02, max_samples)
+    steps = measured_sizes(model, example, 0.02, max_samples, time.perf_counter)
     while True:
         try:
             assert next(steps).startswith("measuring batches of")
         except StopIteration as ended:
             found: dict[int, float] = ended.value
             return found
+
+
+def test_seconds_of_a_call_when_other_programs_compute() -> None:
+    pauses = itertools.cycle([0.01, 0.01, 0.001, 0.01])
+    assert seconds_of(lambda: time.sleep(next(pauses))) < 0.008
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its clock of threads is too coarse")
+def test_seconds_of_a_call_are_its_work_when_one_thread_of_the_cpu_does_it() -> None:
+    for device, num_threads, is_work in (("cpu", 1, True), ("cpu", 2, False), ("cuda", 1, False)):
+        clock = clock_for(device, num_threads)
+        assert (seconds_of(lambda: time.sleep(0.01), clock=clock) < 0.005) is is_work
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flatout.schema.serve_control import (
 )
 from flatout.serve.dispatcher import Answer, InferRequest
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
-from flatout.serve.replica import restart_pause_s
+from flatout.serve.replica import MOST_STREAMS, restart_pause_s
 from flatout.serve.replica_plan import plan_like
 from flatout.serve.serve_errors import (
     InputNotAccepted,
@@ -278,6 +278,44 @@ def test_stream_ends_in_the_replica_when_its_deadline_passes() -> None:
                 [piece async for piece in dispatcher.stream(late)]
             await busy
             assert values_of(await dispatcher.submit(numbers([1]))) == [2]
+
+    asyncio.run(main())
+
+
+def test_request_is_answered_when_a_stream_waits() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for(), max_queue=1) as dispatcher:
+            streams = [dispatcher.stream(text("word " * 10_000)) for _ in range(MOST_STREAMS + 1)]
+            first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            await until(lambda: dispatcher.state().replicas[0].num_in_flight == MOST_STREAMS)
+            assert dispatcher.state().num_queued == 1
+            with pytest.raises(ServerBusy, match="busy"):
+                await anext(dispatcher.stream(text("one too many")))
+            async with asyncio.timeout(10):
+                assert values_of(await dispatcher.submit(numbers([1]))) == [2]
+            await first[0]
+            await streams[0].aclose()
+            # It has got the place of the first one.
+            assert await first[-1] == "word"
+            for stream in streams[1:]:
+                await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_stream_takes_the_replica_that_has_room_when_another_has_fewer_batches() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for(num_replicas=2)) as dispatcher:
+            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=3.0)))
+            await asyncio.sleep(0)
+            streams = [dispatcher.stream(text("word " * 10_000)) for _ in range(2 * MOST_STREAMS)]
+            first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            await asyncio.sleep(1.0)
+            assert dispatcher.state().num_queued == 0 and not busy.done()
+            for one in first:
+                one.cancel()
+            await asyncio.gather(*first, return_exceptions=True)
+            await busy
 
     asyncio.run(main())
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from serving_soak import Soak, Swap, allowed_models, growth, judged
+from soak_timeline import Reading, timeline
 from support import http_load
 from support.load_server import Asked, Reply, load_server
 
@@ -57,6 +61,34 @@ def test_growth_when_memory_is_flat_or_grows() -> None:
     assert growth(flat[:5]) is None
 
 
+def test_timeline_when_a_backlog_is_worked_off() -> None:
+    # 10 requests a second for 20 s; nothing is answered from 5 s to 10 s.
+    dues = [n / 10 for n in range(200)]
+    records = [
+        (1e9 + due, 10.5 - due if 5 <= due < 10 else 0.05, 200, 0, 1) for due in dues
+    ]  # fmt: skip
+    counts = {
+        "flatout_serve_samples_total": (0.0, 50.0, 200.0),
+        "flatout_serve_batches_total": (0.0, 50.0, 65.0),
+        "flatout_serve_compute_seconds_total": (0.0, 1.0, 2.5),
+        "flatout_serve_queue_requests": (0.0, 40.0, 0.0),
+    }
+    readings = [
+        Reading(
+            10.0 * place, {name: values[place] for name, values in counts.items()},
+            {"server": 5.0 * place, f"replica {place // 2}": 2.0 * place},
+        )
+        for place in range(3)
+    ]  # fmt: skip
+    first, second = timeline(records, readings, rate_per_s=10, duration_s=20)
+    assert (first["answered_per_s"], first["waiting"], first["queue"]) == (5.0, 50, 40)
+    assert (second["answered_per_s"], second["waiting"], second["batch_samples"]) == (15.0, 0, 10)
+    assert second["p50_s"] == 0.05 and second["p99_s"] == pytest.approx(5.4)
+    assert second["sample_s"] == pytest.approx(0.01)
+    # A replica that has just started has all of its time from here.
+    assert second["cpus"] == {"server": 0.5, "replica": 0.4}
+
+
 def run(server_port: int, **changes: object) -> http_load.LoadResult:
     options = {"port": server_port, "path": "/predict", "bodies": ["[1]", "[2]"],
                "warmup_s": 0.1, "duration_s": 1.0, **changes}  # fmt: skip
@@ -99,6 +131,20 @@ def test_generator_when_requests_are_lost_or_late() -> None:
     assert 99 <= result.num_requests <= 101
     for count in (result.num_lost, result.num_timed_out, result.statuses["503"]):
         assert 5 <= count <= 15
+
+
+def test_generator_leaves_the_cpu_to_the_server_when_requests_are_due_every_300_us() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.02)) as server:
+        job = http_load.Job(
+            port=server.port, path="/predict", bodies=["[1]"], rate_per_s=3300.0, warmup_s=0.1,
+            timeout_s=0.2,
+        )  # fmt: skip
+        # As campaigns start it: with uvloop.
+        done = subprocess.run(
+            [sys.executable, "-P", http_load.__file__], input=msgspec.json.encode(job),
+            capture_output=True, check=True,
+        )  # fmt: skip
+    assert msgspec.json.decode(done.stdout, type=http_load.LoadResult).cpus < 0.4
 
 
 def test_record_when_it_has_a_size() -> None:

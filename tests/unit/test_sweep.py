@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -115,6 +116,20 @@ def test_each_trial_is_a_run_that_knows_its_sweep(sweeping: Sweeping) -> None:
     assert header["sweep"] == {"sweep": "s", "trial": 2}
     done = sweeping.cli.run("runs", "--where", "sweep=s", "--where", "trial>1", "--json")
     assert [run["header"]["id"] for run in json.loads(done.stdout)] == ["s-002", "s-003"]
+
+
+@needs_optuna
+def test_sweep_reads_a_configuration_file(sweeping: Sweeping) -> None:
+    text = "sampler = 'grid'\nname = 's'\ntrack = ['none']\n[set]\nsize = '1,2'\nquality = 0.5\n"
+    (sweeping.cli.folder / "mine.toml").write_text(text)
+    done = sweeping.run("--config", "mine.toml", "-s", "size=3,4")
+    assert done.returncode == 0, done.stderr
+    parameters = [one["parameters"] for one in sweeping.trials()]
+    assert parameters == [{"size": 3}, {"size": 4}]
+    header = json.loads((sweeping.cli.runs / "s-002" / "run.json").read_text())
+    assert header["spec"]["parameters"] == {"quality": 0.5, "size": 4}
+    assert header["config"]["values"]["set.quality"] == "0.5"
+    assert json.loads((sweeping.folder / "sweep.json").read_text())["training"]["track"] == ["none"]
 
 
 @needs_optuna
@@ -405,7 +420,8 @@ def test_search_goes_where_the_metric_is_better(direction: str) -> None:
         trials.append(proposals.tell(ended(one, float(width))))
     again = Proposals(known, trials)
     widths = [int(again.ask(number)["width"] or 0) for number in range(41, 46)]
-    assert max(widths) < 40 if direction == "minimize" else min(widths) > 32
+    # The sampler still tries other places now and then.
+    assert median(widths) < 32 if direction == "minimize" else median(widths) > 40
 
 
 @needs_optuna

@@ -150,12 +150,15 @@ def test_gpus_are_divided_among_trials(
         (SweepRequest(resume="a", training=TrainRequest(experiment="digits")),
          "cannot-change-on-resume"),
         (SweepRequest(training=TrainRequest(epochs=1, steps=1)), "cannot-be-combined"),
+        (SweepRequest(training=TrainRequest(track=("mlfow",))), "bad-tracker"),
+        (SweepRequest(training=TrainRequest(track=("mlflow:http://ann:secret@host",))),
+         "bad-tracker"),
     ],
 )  # fmt: skip
 def test_request_that_makes_no_sense_is_refused(request_: SweepRequest, rule: str) -> None:
     with pytest.raises(UsageError) as caught:
         request_.check()
-    assert caught.value.rule == rule
+    assert caught.value.rule == rule and "secret" not in str(caught.value)
 
 
 def test_request_to_resume_may_have_more_trials() -> None:

@@ -16,6 +16,7 @@ from flatout.errors import UsageError
 from flatout.monitor.tensorboard import scalars
 from flatout.monitor.tracker import Arrived, Tracked, TrackedRow, TrackedRun, rows_of
 from flatout.runs import tracking
+from flatout.runs.trackers import sweep_findings
 from flatout.runs.tracking import Sending, follow
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
@@ -30,6 +31,7 @@ from flatout.schema.run_lines import (
     Progress,
     Started,
 )
+from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial
 from flatout.schema.tracking import TrackerTarget, parse_tracker, parse_trackers
 from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files
@@ -37,7 +39,7 @@ from flatout.system.site_policy import read_site
 from flatout.system.store.run_folder import RunFolder, create_run, read_run
 from flatout.system.store.sample_file import SampleFile
 from flatout.system.store.tracker_files import TrackerFiles, not_received, positions
-from flatout.system.tracker_process import requested_trackers
+from flatout.system.tracker_process import kept_trackers, requested_trackers
 
 TARGET = TrackerTarget(kind="mlflow", where="http://127.0.0.1:9")
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None
@@ -453,6 +455,41 @@ def test_trackers_of_the_site_file_are_used_where_none_is_typed(
     with pytest.raises(UsageError) as caught:
         read_site()
     assert "train.track" in str(caught.value.because)
+
+
+def test_trackers_of_a_sweep_are_kept_without_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert kept_trackers(["none"]) == ("none",) and kept_trackers([]) == ()
+    here, database = kept_trackers(["mlflow:a", "mlflow"])
+    assert here == f"mlflow:{(tmp_path / 'a').as_uri()}"
+    assert database == f"mlflow:sqlite:///{(tmp_path / 'mlflow.db').as_posix()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:secret@host")
+    assert kept_trackers(["mlflow", "wandb"]) == ("mlflow", "wandb")
+
+
+def test_trackers_that_lack_trials_of_a_sweep_are_one_finding(folder: RunFolder) -> None:
+    header = SweepHeader(
+        id="s", created_at=0.0, flatout_version="0", training=TrainRequest(), sha256=None,
+        space={}, num_trials=3, sampler="grid", pruner="none",
+    )  # fmt: skip
+    for trial in (1, 2, 3):
+        run = create_run(msgspec.structs.replace(read_run(folder).header, id=header.run_id(trial)))
+        append(run.events, started(0), finished(1))
+        files = TrackerFiles(run, TARGET)
+        finding = None if trial == 1 else not_received(run, TARGET, "it is away")
+        files.write(msgspec.structs.replace(files.read(), is_done=True, finding=finding))
+    trials = [
+        SweepTrial(at=0.0, trial=trial, run=header.run_id(trial), parameters={})
+        for trial in (1, 2, 3)
+    ]
+    (one,) = sweep_findings(Sweep(id="s", folder="", header=header, trials=tuple(trials[:2])))
+    assert "of run s-002" in one.problem
+    (both,) = sweep_findings(Sweep(id="s", folder="", header=header, trials=tuple(trials)))
+    assert "of 2 trials of s" in both.problem and both.because == "it is away"
+    assert "s-002, s-003" in both.fixes[-1].text
 
 
 @pytest.mark.skipif(HAS_MLFLOW, reason="mlflow is installed: its absence cannot be tried")

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.web_runs import FORM_TOKEN, new_run, progress, started, web_client, whole_run
+from support.web_runs import (
+    FORM_TOKEN,
+    MACHINE,
+    new_run,
+    progress,
+    started,
+    web_client,
+    whole_run,
+)
+
+from flatout.runs.supervisor import Supervisor
+from flatout.schema.finding import Finding
+from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_tail import RunTail
+from flatout.web.run_changes import _follow
 
 OWN = {"origin": "http://127.0.0.1:8420"}
 MINE = '''
@@ -91,6 +106,13 @@ def test_plan_that_is_refused_keeps_the_form(folder: Path, query: str, rule: str
     assert len(known["fields"]) == 6
 
 
+def test_refused_form_without_parameters_is_shown_again(folder: Path) -> None:
+    (folder / "mine.py").write_text("def experiment():\n    ...\n")
+    text = web_client().get("/train?experiment=mine.py&epochs=0&device=cuda:3&plan=1").text
+    assert "is not a number of epochs" in text and 'value="0"' in text
+    assert "<option selected>cuda:3</option>" in text
+
+
 @pytest.mark.parametrize("name", ["../mine.py", "/etc/mine.py", "./here.py", "nothing", "here"])
 def test_experiment_is_never_a_path(folder: Path, name: str) -> None:
     (folder.parent / "mine.py").write_text(MINE)
@@ -115,6 +137,42 @@ def test_resume_shows_its_plan() -> None:
     assert plan["from_step"] == 0 and plan["epochs"] == 9
     assert plan["command"].startswith("flatout train --resume digits-0001")
     assert "/train?resume=digits-0001&amp;plan=1" in web_client().get("/runs/digits-0001").text
+
+
+def test_run_is_resumed_where_it_was_trained_last() -> None:
+    new_run("digits-0001", [started(on="local:2", leave_free_bytes=3 << 29)], [progress(10)])
+    plan = document("?resume=digits-0001&plan=1&epochs=9")["plan"]
+    command = "flatout train --resume digits-0001 --epochs 9 --leave-free 1.5GiB --on local:2"
+    assert plan["command"] == command
+
+
+def test_run_can_be_resumed_after_it_could_not_be_followed() -> None:
+    class Lost:
+        def is_running(self) -> bool:
+            raise OSError("the disk is gone")
+
+        def exit_code(self) -> int | None:
+            return None
+
+        def kill(self) -> None:
+            pass
+
+    folder = new_run("digits-0001", [started()])
+    assert folder.attended.acquire()
+    supervisor = Supervisor(
+        folder=folder, machine=MACHINE, worker=Lost(), start=lambda _: Lost(), tail=RunTail(folder)
+    )
+    said: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
+    _follow(supervisor, said)
+    finding = said.get_nowait()
+    assert finding is not None and "the disk is gone" in finding.problem + str(finding.because)
+    assert not RunFolder(folder.path).is_in_use()
+
+
+def test_run_of_a_notebook_is_resumed_there() -> None:
+    new_run("notebook-0001", [started()], [progress(10)], name="notebook")
+    text = web_client().get("/runs/notebook-0001").text
+    assert "/train?resume" not in text and "resume=&#34;notebook-0001&#34;" in text
 
 
 @pytest.mark.parametrize(

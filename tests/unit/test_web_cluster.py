@@ -13,9 +13,8 @@ from flatout.cluster.model.cluster import LOST, ClusterState, Container, Dashboa
 from flatout.doctor.model.diagnosis import Diagnosis, Examined
 from flatout.errors import RunFailed
 from flatout.web.application import application
-from flatout.web.cluster_watch import ClusterWatch, state_here
+from flatout.web.background_query import BackgroundQuery, cluster_here, machine_health
 from flatout.web.gate import GateRules
-from flatout.web.health import HealthWatch
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
 
@@ -41,18 +40,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def shown(watch: ClusterWatch) -> TestClient:
+def shown(watch: BackgroundQuery[ClusterState]) -> TestClient:
     """A browser, once the cluster has been asked."""
     while watch.latest().at is None:
         threading.Event().wait(0.01)
-    health = HealthWatch(lambda: Examined(machine=MACHINE, diagnosis=Diagnosis()))
+    health = machine_health(lambda: Examined(machine=MACHINE, diagnosis=Diagnosis()))
     context = PageContext(runs=RunCache(), health=health, cluster=watch)
     app = application(context, GateRules(names=frozenset({"localhost"})))
     return TestClient(app, base_url="http://localhost")
 
 
 def test_cluster_shows_nodes_roles_health_and_dashboards() -> None:
-    client = shown(ClusterWatch(lambda: STATE))
+    client = shown(cluster_here(lambda: STATE))
     nodes = client.get("/cluster.json").json()["nodes"]
     assert [(node["name"], node["is_head"], node["health"]) for node in nodes] == [
         ("scheduler-1", True, "healthy"), ("worker-1", False, "lost"),
@@ -65,7 +64,7 @@ def test_cluster_shows_nodes_roles_health_and_dashboards() -> None:
 
 
 def test_cluster_when_there_is_none() -> None:
-    text = shown(ClusterWatch(state_here)).get("/cluster").text
+    text = shown(cluster_here()).get("/cluster").text
     assert "flatout cluster init" in text
 
 
@@ -73,7 +72,7 @@ def test_cluster_when_docker_fails() -> None:
     def ask() -> ClusterState:
         raise RunFailed("docker-failed", "Docker does not answer.", fix="start it")
 
-    assert "Docker does not answer." in shown(ClusterWatch(ask)).get("/cluster").text
+    assert "Docker does not answer." in shown(cluster_here(ask)).get("/cluster").text
 
 
 def test_cluster_is_not_waited_for() -> None:
@@ -83,7 +82,7 @@ def test_cluster_is_not_waited_for() -> None:
         answered.wait(10)
         return STATE
 
-    watch = ClusterWatch(ask)
-    assert watch.latest().at is None and watch.latest().state is None
+    watch = cluster_here(ask)
+    assert watch.latest().at is None and watch.latest().value is None
     answered.set()
     assert "lab" in shown(watch).get("/cluster").text

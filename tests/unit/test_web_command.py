@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_server_answers_until_ctrl_c(cli: Any) -> None:
             assert line, process.stderr.read()
             text += line
         ready = json.loads(text)
-        base, _, token = ready["url"].partition("home?token=")
+        base, _, token = ready["url"].partition("home?access=")
         assert ready["needs_token"] is True
         headers = {"Authorization": f"Bearer {token}"}
         request = urllib.request.Request(f"{base}runs.json", headers=headers)
@@ -58,14 +58,19 @@ def test_token_is_needed_unless_nothing_can_be_changed(
     request = WebRequest(host=host, port=0, token=token, is_read_only=is_read_only)
     with web_api.WebServer(request) as server:
         assert server.ready.needs_token is needs_token
-        assert ("token=" in server.ready.url) is needs_token
+        assert ("access=" in server.ready.url) is needs_token
 
 
 def test_random_tokens_differ() -> None:
     request = WebRequest(port=0)
     with web_api.WebServer(request) as first, web_api.WebServer(request) as second:
-        tokens = {server.ready.url.partition("token=")[2] for server in (first, second)}
+        tokens = {server.ready.url.partition("access=")[2] for server in (first, second)}
     assert len(tokens) == 2 and all(len(token) >= 32 for token in tokens)
+
+
+def test_token_with_signs_of_an_address() -> None:
+    with web_api.WebServer(WebRequest(port=0, token="a&b#c%20/d")) as server:
+        assert parse_qs(urlsplit(server.ready.url).query) == {"access": ["a&b#c%20/d"]}
 
 
 def test_port_that_is_in_use() -> None:

@@ -16,6 +16,7 @@ from support.web_runs import FORM_TOKEN, web_client
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.plan import Move, Plan, PlanStep, Safety, Write
+from flatout.web import doctor_page
 from flatout.web.machine_change import ChangeProgress, MachineChanges
 
 OWN = {"origin": "http://127.0.0.1:8420"}
@@ -117,6 +118,15 @@ def test_plan_that_nobody_suggested(state: Path, plan: str) -> None:
     assert client.get(f"/doctor/plan?plan={plan}").status_code == 404
     answer = post(client, "/doctor/plan", plan=plan)
     assert answer.status_code == 400 and "web-plan-gone" in answer.text
+    assert not (state / "setting").exists()
+
+
+def test_plan_of_an_old_examination(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = visit(finding_with(writing(state / "setting")))
+    plan = plan_of(client)
+    monkeypatch.setattr(doctor_page, "_OLDEST_PLAN_S", -1.0)
+    answer = post(client, "/doctor/plan", plan=plan)
+    assert answer.status_code == 400 and "examined too long ago" in answer.text
     assert not (state / "setting").exists()
 
 

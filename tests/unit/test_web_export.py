@@ -9,12 +9,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from markupsafe import escape
 from support.web_runs import big_metrics, new_run, started, whole_run
 
 from flatout.cli.main import run
 from flatout.errors import UsageError
 from flatout.schema.web_request import WebExport, WebExported
-from flatout.system.store.static_copy import static_folder
+from flatout.system.store.static_copy import static_folder, without_folders
 from flatout.web import api as web_api
 
 _LINKS = re.compile(r'\b(?:href|src|action)="([^"]*)"')
@@ -101,6 +102,29 @@ def test_copy_has_no_paths_of_this_machine(tmp_path: Path, monkeypatch: pytest.M
             assert private not in text, f"{private} in {path}"
     log = (tmp_path / "copy" / "runs" / "digits-0001" / "index.html").read_text(encoding="utf-8")
     assert "reading ~" in log
+
+
+def test_copy_has_no_folders_beyond_the_home_folder(tmp_path: Path) -> None:
+    for name in ("digits-0001", "digits-0002"):
+        folder = whole_run(name, file=f"/projects/ann/{name}.py", python=f"/opt/ann/{name}/python")
+        folder.log.write_text(f"writing {folder.weights}")
+    whole_run("digits-0003").header.write_text("{")
+    export(tmp_path / "copy", "digits-0001", "digits-0002", "digits-0003")
+    for path in (tmp_path / "copy").rglob("*"):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for private in ("/opt/ann", "/projects/ann", str(tmp_path)):
+            assert private not in text, f"{private} in {path}"
+    known = json.loads((tmp_path / "copy" / "runs/digits-0001/run.json").read_text("utf-8"))
+    assert known["log"]["value"]["text"] == "writing digits-0001/weights.safetensors"
+    assert "cannot be read" in pages(tmp_path / "copy")["runs/digits-0003/index.html"]
+
+
+@pytest.mark.parametrize("home", ["/home/o'brien&co", "C:\\Users\\ann"])
+def test_home_folder_in_every_form(home: str) -> None:
+    names = {home: "~"}
+    document = json.dumps([f"{home} and"])
+    assert json.loads(without_folders(document, names)) == ["~ and"]
+    assert without_folders(str(escape(f"{home} and")), names) == "~ and"
 
 
 def test_documents_are_in_the_copy(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,11 +15,12 @@ from typing import Any
 import pytest
 from support.web_runs import FINDING, web_client
 
+from flatout.errors import FlatoutError
 from flatout.schema.alarm import Alarm
 from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.system.store import daily_files
 from flatout.system.store.daily_files import DailyFiles, monitor_folder, read_alarms
-from flatout.system.store.sample_index import machine_curves
+from flatout.system.store.sample_index import index_samples, machine_curves
 from flatout.web import live_page
 from flatout.web.charts import ChartData, ChartLine, picture, time_ticks
 
@@ -60,8 +63,11 @@ def write_quickly(day: int, num: int, peak_at: int = -1) -> None:
             file.write(f"{json.dumps(line)}\n")
 
 
-def power(first_s: int, last_s: int, columns: int = 100, budget_s: float = 60.0) -> Any:
-    curves = machine_curves(first_s, last_s, columns=columns, budget_s=budget_s)
+def power(first_s: int, last_s: int, columns: int = 100) -> Any:
+    """The curve of a GPU's power, when all samples are in the index."""
+    index_samples()
+    curves, _ = machine_curves(first_s, last_s, columns=columns)
+    assert curves.share_read == 1
     return next(one for one in curves.curves if one.panel == "gpu_power_w")
 
 
@@ -98,7 +104,7 @@ def test_chart_of_a_part() -> None:
     now = int(time.time())
     write(range(now - 600, now))
     path = f"/live/charts.json?hours=1&panel=gpu_power_w&from={now - 100}&to={now - 50}"
-    chart, = document(path)["charts"]
+    (chart,) = document(path)["charts"]
     assert chart["lines"][0]["steps"] == list(range(now - 100, now - 49))
 
 
@@ -144,15 +150,51 @@ def test_new_samples_of_today_are_added() -> None:
     assert power(now - 100, now, columns=600).steps == list(range(now - 100, now))
 
 
-def test_long_history_is_read_bit_by_bit() -> None:
-    for number in range(3):
-        write_quickly(MIDNIGHT + number * DAY_S, 5000)
-    shares = []
-    while not shares or shares[-1] < 1:
-        curves = machine_curves(MIDNIGHT, MIDNIGHT + 3 * DAY_S, columns=100, budget_s=1e-9)
-        shares.append(curves.share_read)
-    assert len(shares) > 3 and shares == sorted(shares)
-    assert len(power(MIDNIGHT, MIDNIGHT + 3 * DAY_S).steps) > 100
+def test_long_history_is_shown_before_it_is_indexed() -> None:
+    today = int(time.time()) // DAY_S * DAY_S
+    for number in range(1, 4):
+        write_quickly(today - number * DAY_S, 5000)
+    client = web_client()
+    assert "The samples are being read:" in client.get("/live?hours=96").text
+    until = time.monotonic() + 60
+    while (known := client.get("/live.json?hours=96").json())["share_read"] < 1:
+        assert time.monotonic() < until
+    assert [chart["panel"] for chart in known["charts"]] == ["utilization", "gpu_power_w"]
+    assert len(known["charts"][1]["lines"][0]["steps"]) > 100
+    assert "data-unread" not in client.get("/live?hours=96").text
+
+
+def test_reading_does_not_wait_for_who_adds_to_the_index(state: Path) -> None:
+    write_quickly(MIDNIGHT, 3000)
+    write_quickly(MIDNIGHT + DAY_S, 3000)
+    whole = power(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40)
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        for path in (state / "web" / "samples").glob("*.sqlite"):
+            db = stack.enter_context(contextlib.closing(sqlite3.connect(path)))
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("DELETE FROM bucket")
+        curves, _ = machine_curves(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=40)
+    assert whole in curves.curves and time.monotonic() - began_s < 5
+
+
+def test_index_of_another_file_is_not_used() -> None:
+    write_quickly(MIDNIGHT, 3000, peak_at=10)
+    assert 999 in power(MIDNIGHT, MIDNIGHT + DAY_S).values
+    write_quickly(MIDNIGHT, 2500)
+    curves, _ = machine_curves(MIDNIGHT, MIDNIGHT + DAY_S, columns=100)
+    assert curves.share_read < 1
+    assert all(999 not in curve.values for curve in curves.curves)
+    assert 999 not in power(MIDNIGHT, MIDNIGHT + DAY_S).values
+
+
+def test_last_sample_that_was_cut_off() -> None:
+    write_quickly(MIDNIGHT, 3000)
+    write_quickly(MIDNIGHT + DAY_S, 10)
+    for day in ("2027-01-15", "2027-01-16"):
+        with open(monitor_folder() / f"{day}.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"at": 1')
+    assert len(power(MIDNIGHT, MIDNIGHT + 2 * DAY_S).steps) > 100
 
 
 def test_index_of_a_removed_day_is_deleted(state: Path) -> None:
@@ -161,7 +203,7 @@ def test_index_of_a_removed_day_is_deleted(state: Path) -> None:
     index = state / "web" / "samples" / "2027-01-15.sqlite"
     assert index.exists()
     (monitor_folder() / "2027-01-15.jsonl").unlink()
-    machine_curves(MIDNIGHT, MIDNIGHT + DAY_S, columns=100)
+    index_samples()
     assert not index.exists()
 
 
@@ -198,6 +240,20 @@ def test_damaged_files_are_named_and_the_rest_is_shown() -> None:
     page()
 
 
+def test_day_that_cannot_be_read_is_named_and_the_others_are_shown() -> None:
+    write_quickly(MIDNIGHT, 3000)
+    write_quickly(MIDNIGHT + DAY_S, 3000)
+    power(MIDNIGHT, MIDNIGHT + 2 * DAY_S)
+    path = monitor_folder() / "2027-01-16.jsonl"
+    path.unlink()
+    path.mkdir()
+    curves, errors = machine_curves(MIDNIGHT, MIDNIGHT + 2 * DAY_S, columns=100)
+    assert len(errors) == 1 and "2027-01-16.jsonl" in errors[0].problem
+    assert curves.curves and curves.share_read == 1
+    with pytest.raises(FlatoutError):
+        index_samples()
+
+
 def test_event_comes_with_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "_POLL_S", 0.01)
 
@@ -224,9 +280,7 @@ def test_ticks_are_round_local_times() -> None:
 
 def test_picture_of_an_interrupted_curve() -> None:
     steps = [MIDNIGHT + 60 * number for number in range(4)]
-    line = ChartLine(
-        run="", line="cpu", color=0, dash=0, steps=steps, values=[0.1, None, 0.2, 0.3]
-    )
+    line = ChartLine(run="", line="cpu", color=0, dash=0, steps=steps, values=[0.1, None, 0.2, 0.3])
     drawn = picture(ChartData(panel="utilization", lines=(line,), is_log=False, is_time=True))
     assert drawn is not None and drawn.paths[0].path.count("M") == 2
     assert len(drawn.paths[0].dots) == 3 and "%" in drawn.y_ticks[0].label

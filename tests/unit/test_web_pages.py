@@ -23,6 +23,7 @@ from support.web_runs import (
     web_client,
     whole_run,
 )
+from support.web_sweeps import whole_sweep
 
 from flatout.doctor.model.diagnosis import Examined
 from flatout.schema.finding import Finding
@@ -30,17 +31,16 @@ from flatout.schema.metric_curves import CurveView
 from flatout.schema.run_lines import Failed, Tuned
 from flatout.schema.tuning import Candidate, Decision, Interval, Result, Rung, Skip, Trial
 from flatout.system import atomic_files
-from flatout.system.store.run_folder import RunFolder
-from flatout.system.store.run_tail import RunTail
+from flatout.system.store.run_folder import run_paths
+from flatout.web.background_query import machine_health
 from flatout.web.charts import ChartData, ChartLine, linear_ticks, log_ticks, picture
-from flatout.web.health import HealthWatch
 from flatout.web.run_cache import RunCache
 from flatout.web.texts import LANGUAGES
 
 PAGES = ("/home", "/doctor", "/explain", "/explain?id=torch-cpu-only-build", "/live", "/runs",
          "/compare", "/compare?run=digits-0001&run=digits-0002", "/runs/digits-0001", "/bench",
          "/bench/compare", "/profiles", "/train", "/train?experiment=digits&plan=1", "/cluster",
-         "/serve")  # fmt: skip
+         "/serve", "/sweeps", "/sweeps/digits-sweep-0001")  # fmt: skip
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -91,7 +91,7 @@ class Outline(HTMLParser):
 
 @pytest.mark.parametrize(
     "path", ["/home", "/doctor", "/explain", "/live", "/runs", "/compare", "/train", "/cluster",
-             "/serve"],
+             "/serve", "/sweeps"],
 )  # fmt: skip
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_page_without_any_run(path: str, language: str) -> None:
@@ -103,6 +103,7 @@ def test_page_without_any_run(path: str, language: str) -> None:
 def test_page_is_well_formed_and_has_no_dead_link(path: str) -> None:
     whole_run()
     whole_run("digits-0002", 0.8)
+    whole_sweep()
     outline = Outline(page(path))
     assert outline.open == [] and outline.num_h1 == 1
     assert len(set(outline.ids)) == len(outline.ids)
@@ -117,6 +118,7 @@ def test_page_is_well_formed_and_has_no_dead_link(path: str) -> None:
 def test_page_has_a_document(path: str) -> None:
     whole_run()
     whole_run("digits-0002")
+    whole_sweep()
     where, question, query = path.partition("?")
     assert document(f"{where}.json{question}{query}")
 
@@ -137,7 +139,7 @@ def test_home_when_the_machine_cannot_be_examined() -> None:
     def broken() -> Examined:
         raise ZeroDivisionError
 
-    watch = HealthWatch(broken)
+    watch = machine_health(broken)
     while watch.latest().at is None:
         pass
     problem = watch.latest().problem
@@ -368,29 +370,67 @@ def test_running_run_has_a_stream_and_is_on_the_first_page() -> None:
         lock.release()
 
 
-def test_stream_gives_new_lines_and_ends() -> None:
+def test_stream_says_that_there_are_new_lines_and_ends() -> None:
     folder = whole_run()
-    text = page("/runs/digits-0001/live?at=0-0")
-    assert "event: lines\n" in text and text.endswith("event: ended\ndata: {}\n\n")
-    lines = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: [")]
-    assert {line["kind"] for line in lines[0]} == {"started", "progress", "validated", "finished"}
     end = f"{folder.events.stat().st_size}-{folder.metrics.stat().st_size}"
-    assert f"id: {end}\n" in text
-    # A browser that connects again has seen those.
-    again = page("/runs/digits-0001/live?at=0-0", headers={"last-event-id": end})
-    assert "event: lines" not in again
-    assert "event: lines" not in page("/runs/digits-0001/live?at=x")
+    ended = "event: ended\ndata: {}\n\n"
+    for query in ("", "?at=0-0", "?at=x"):
+        text = page(f"/runs/digits-0001/live{query}")
+        assert text == f"id: {end}\nevent: lines\ndata: {{}}\n\n{ended}"
+    assert page(f"/runs/digits-0001/live?at={end}") == ended
+    # A browser that connects again has seen them.
+    assert page("/runs/digits-0001/live?at=0-0", headers={"last-event-id": end}) == ended
 
 
-def test_tail_from_a_position() -> None:
-    folder = whole_run()
-    first = RunTail(folder)
-    first.new_lines()
-    lines = atomic_files.Lines(folder.metrics)
-    lines.append(progress(110))
-    lines.close()
-    new = RunTail(RunFolder(folder.path), position=first.position).new_lines()
-    assert [line.step for line in new] == [110]
+def test_cache_forgets_runs_that_were_removed() -> None:
+    folders = [whole_run(f"digits-{number:04d}") for number in (1, 2, 3)]
+    cache = RunCache()
+    assert len(cache.rows(cache.paths())) == 3
+    shutil.rmtree(folders[0].path)
+    assert not cache.has("digits-0001") and cache.has("digits-0002")
+    assert len(cache._entries) == 2
+
+
+def test_known_run_is_found_without_listing_all() -> None:
+    whole_run()
+    num_listed = 0
+
+    def listed() -> list[Path]:
+        nonlocal num_listed
+        num_listed += 1
+        return run_paths()
+
+    cache = RunCache(listed)
+    for _ in range(10):
+        assert cache.find("digits-0001").path.is_dir()
+    assert num_listed == 1
+    whole_run("digits-0002")
+    assert cache.has("digits-0002") and not cache.has("digits-0003")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders have names of any bytes in Linux only")
+def test_folder_whose_name_is_no_text(state: Path) -> None:
+    whole_run()
+    os.mkdir(os.fsencode(state / "runs") + b"/\xff")
+    for path in ("/home", "/runs", "/runs.json"):
+        assert "digits-0001" in page(path)
+
+
+def test_event_at_an_impossible_time() -> None:
+    late = msgspec.structs.replace(started(), at=1e300)
+    new_run("digits-0001", [late], [progress(10)])
+    assert '<td class="number">-</td>' in page("/runs/digits-0001")
+
+
+def test_comparison_of_very_many_runs_has_curves_of_the_first() -> None:
+    names = [f"digits-{number:04d}" for number in range(1, 103)]
+    for name in names:
+        new_run(name, [started()], [progress(10)])
+    query = "&".join(f"run={name}" for name in names)
+    known = document(f"/compare.json?{query}")
+    assert known["runs"] == names and known["charted"] == names[:100]
+    assert {line["run"] for line in known["charts"][0]["lines"]} == set(names[:100])
+    assert "first 100 runs" in page(f"/compare?{query}")
 
 
 def chart(values: list[float], *, is_log: bool = False) -> ChartData:

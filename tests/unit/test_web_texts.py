@@ -14,6 +14,7 @@ from flatout.schema.bench_comparison import Group, Verdict
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
 from flatout.schema.step_profile import PARTS
+from flatout.schema.sweep import Direction, TrialStatus
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
 WEB = Path(__file__).parents[2] / "src" / "flatout" / "web"
@@ -22,7 +23,7 @@ KEYS = texts_in("en")._texts
 # Whose keys are names of ours, by `named`.
 GROUPS = ("severity", "status", "disk", "compared", "origin", "split", "event", "panel", "line",
           "plan_row", "plan_step", "changed", "alarm", "verdict", "bench_group",
-          "profile_part", "health")  # fmt: skip
+          "profile_part", "health", "direction")  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -83,6 +84,8 @@ def test_names_of_ours_have_texts() -> None:
     assert [name for name in changes if f"changed.{name}" not in KEYS] == []
     assert [name for name in get_args(Verdict) if f"verdict.{name}" not in KEYS] == []
     assert [name for name in PARTS if f"profile_part.{name}" not in KEYS] == []
+    assert [name for name in get_args(TrialStatus) if f"status.{name}" not in KEYS] == []
+    assert [name for name in get_args(Direction) if f"direction.{name}" not in KEYS] == []
     assert [name for name in get_args(Group) if f"bench_group.{name}" not in KEYS] == []
 
 

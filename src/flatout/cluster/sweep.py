@@ -35,6 +35,7 @@ def sweep(
     seed: int | None = None,
     tune: Mode | None = None,
     on: str | None = None,
+    track: str | Sequence[str] = (),
     python: str | None = None,
     name: str | None = None,
     resume: str | None = None,
@@ -60,6 +61,7 @@ def sweep(
         tune: `auto`, `off` or `full`: whether trials search for a recipe; by default `auto`, and
             `off` with several at a time.
         on: how many ranks train a trial, and who starts them, such as `local:2`.
+        track: trackers that each trial is sent to, such as `mlflow`; see docs/trackers.md.
         python: interpreter to train with; by default this one.
         name: of the sweep; by default EXPERIMENT-sweep-0001 and so on.
         resume: a sweep to continue, instead of all others but `trials` and `parallel`.
@@ -74,13 +76,14 @@ def sweep(
         RunFailed: the first trials have failed alike, or the sweep was interrupted.
     """
     training = TrainRequest()
-    if resume is None or experiment is not None or parameters:
+    if resume is None or experiment is not None or parameters or track:
         training = TrainRequest(
             experiment=None if experiment is None else str(experiment),
             settings=tuple(f"{key}={_typed(value)}" for key, value in (parameters or {}).items()),
             uses=tuple(f"{key}={typed_value(value)}" for key, value in (use or {}).items()),
             epochs=epochs, steps=steps, seed=seed, on=on, python=python or sys.executable,
             tune=tune or default_tuning(parallel),
+            track=(track,) if isinstance(track, str) else tuple(track),
         )  # fmt: skip
     request = SweepRequest(
         training=training, num_trials=trials, sampler=sampler, pruner=pruner, metric=metric,

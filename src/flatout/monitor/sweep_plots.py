@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flatout.monitor.figures import BLUE, GREY, ORANGE
 from flatout.monitor.plots import drawing, png, replace_all
 from flatout.schema.experiment_spec import Value
@@ -15,8 +17,33 @@ from flatout.schema.sweep import Choices, Range, Sweep, SweepTrial
 from flatout.schema.units import counted_text, percent_text
 
 # More lines than these are a surface.
-_MOST_LINES = 400
+MOST_LINES = 400
 _MOST_LABELS = 12
+
+
+class ParallelAxis(msgspec.Struct, frozen=True, kw_only=True):
+    """An axis of parallel coordinates: a parameter, or the metric.
+
+    heights: of each trial, from 0 to 1. marks: heights with their texts.
+    """
+
+    name: str
+    heights: list[float]
+    marks: list[tuple[float, str]]
+
+
+def charted_trials(sweep: Sweep) -> list[SweepTrial]:
+    """The trials that have finished, the best first."""
+    return [one for one in sweep.ranking if one.status == "finished" and one.value is not None]
+
+
+def parallel_axes(sweep: Sweep, trials: list[SweepTrial]) -> list[ParallelAxis]:
+    """The axes of parallel coordinates for at least one trial, the metric last."""
+    axes = [
+        _axis(name, [one.parameters[name] for one in trials], ends)
+        for name, ends in sweep.header.space.items()
+    ]
+    return [*axes, _axis(sweep.header.metric or "metric", [one.value for one in trials], None)]
 
 
 def draw_sweep(sweep: Sweep) -> list[Path]:
@@ -37,11 +64,11 @@ def draw_sweep(sweep: Sweep) -> list[Path]:
 
 
 def _drawn(sweep: Sweep, figure: Any) -> Iterator[tuple[str, bytes]]:
-    done = [one for one in sweep.ranking if one.status == "finished" and one.value is not None]
+    done = charted_trials(sweep)
     if sweep.importances:
         yield "importances.png", png(_importances(sweep, figure, len(done)))
     if len(done) > 1:
-        yield "parallel.png", png(_parallel(sweep, figure, done[:_MOST_LINES]))
+        yield "parallel.png", png(_parallel(sweep, figure, done[:MOST_LINES]))
 
 
 def _importances(sweep: Sweep, figure: Any, num_trials: int) -> Any:
@@ -63,47 +90,42 @@ def _importances(sweep: Sweep, figure: Any, num_trials: int) -> Any:
 
 def _parallel(sweep: Sweep, figure: Any, trials: list[SweepTrial]) -> Any:
     """A line for each trial through its parameters to the metric, the better the darker."""
-    space = sweep.header.space
-    columns = [
-        _column([one.parameters[name] for one in trials], ends) for name, ends in space.items()
-    ]
-    columns.append(_column([one.value for one in trials], None))
-    picture = figure(figsize=(max(6.0, 1.9 * len(columns)), 4.2), layout="constrained")
+    axes = parallel_axes(sweep, trials)
+    picture = figure(figsize=(max(6.0, 1.9 * len(axes)), 4.2), layout="constrained")
     picture.suptitle(sweep.id, x=0.01, ha="left", weight="bold")
     axis = picture.subplots()
     axis.set_title(f"{counted_text(len(trials), 'trial')}, the best in orange")
     for rank in reversed(range(len(trials))):
-        heights = [column[0][rank] for column in columns]
+        heights = [one.heights[rank] for one in axes]
         if trials[rank].trial == sweep.best:
             style = {"color": ORANGE, "linewidth": 2.6}
         else:
             style = {"color": BLUE, "linewidth": 1.1, "alpha": 0.9 - 0.75 * rank / len(trials)}
-        axis.plot(range(len(columns)), heights, **style)
-    for place, (_, marks) in enumerate(columns):
+        axis.plot(range(len(axes)), heights, **style)
+    for place, one in enumerate(axes):
         axis.axvline(place, color=GREY, linewidth=0.8)
-        for height, text in marks:
+        for height, text in one.marks:
             axis.annotate(text, (place + 0.03, height), va="center", size="small")
-    axis.set_xticks(range(len(columns)), [*space, sweep.header.metric or "metric"])
+    axis.set_xticks(range(len(axes)), [one.name for one in axes])
     axis.set_yticks([])
-    axis.set(xlim=(-0.2, len(columns) - 0.4), ylim=(-0.06, 1.06))
+    axis.set(xlim=(-0.2, len(axes) - 0.4), ylim=(-0.06, 1.06))
     axis.grid(visible=False)
     axis.spines["left"].set_visible(False)
     return picture
 
 
-def _column(
-    values: list[Value], ends: Range | Choices | None
-) -> tuple[list[float], list[tuple[float, str]]]:
-    """Where each value is on its axis, from 0 to 1, and the marks of the axis."""
+def _axis(name: str, values: list[Value], ends: Range | Choices | None) -> ParallelAxis:
+    """Where each value is on its axis; without ends, it reaches from the lowest to the highest."""
     if isinstance(ends, Choices):
         texts = [typed_value(value) for value in ends.values]
         places = {text: row / max(1, len(texts) - 1) for row, text in enumerate(texts)}
         marks = [(place, text) for text, place in places.items()]
-        return [places[typed_value(value)] for value in values], marks[:_MOST_LABELS]
+        heights = [places[typed_value(value)] for value in values]
+        return ParallelAxis(name=name, heights=heights, marks=marks[:_MOST_LABELS])
     numbers = [float(value or 0) for value in values]
     low, high = (ends.low, ends.high) if ends is not None else (min(numbers), max(numbers))
     scaled = math.log if ends is not None and ends.is_log else float
     width = (scaled(high) - scaled(low)) or 1.0
-    return [(scaled(one) - scaled(low)) / width for one in numbers], [
-        (0.0, f"{low:.4g}"), (1.0, f"{high:.4g}"),
-    ]  # fmt: skip
+    heights = [(scaled(one) - scaled(low)) / width for one in numbers]
+    marks = [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")]
+    return ParallelAxis(name=name, heights=heights, marks=marks)

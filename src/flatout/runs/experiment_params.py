@@ -12,6 +12,7 @@ import io
 import math
 import re
 import textwrap
+import threading
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,9 @@ _EXPECTED = {
 }
 # What `ast.literal_eval` raises for anything but a plain value: a call, `{[]: 1}`, too deep a nest.
 _NOT_PLAIN = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
+# Until Python 3.12.2, `ast.parse` fails where two threads use it at the same time.
+# Source: https://github.com/python/cpython/issues/106905
+_PARSING = threading.Lock()
 _BOOLS = {
     "true": True,
     "yes": True,
@@ -79,7 +83,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         if self.default is None:
             return None
         try:
-            value = ast.literal_eval(self.default)
+            with _PARSING:
+                value = ast.literal_eval(self.default)
         except _NOT_PLAIN:
             return self.default
         return value if isinstance(value, bool | int | float | str | None) else self.default
@@ -98,7 +103,8 @@ def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
         UsageError: experiment-syntax-error, no-experiment-function.
     """
     try:
-        module = ast.parse(text, filename=file)
+        with _PARSING:
+            module = ast.parse(text, filename=file)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _syntax_error(error, file) from error
     functions = [
@@ -347,7 +353,9 @@ def _read_annotation(node: ast.expr, names: set[str], choices: list[Value]) -> b
     """Adds an annotation's types and choices; False for one that a text cannot become."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
-            return _read_annotation(ast.parse(node.value, mode="eval").body, names, choices)
+            with _PARSING:
+                inside = ast.parse(node.value, mode="eval").body
+            return _read_annotation(inside, names, choices)
         except SyntaxError:
             return False
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

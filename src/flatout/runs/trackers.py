@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.runs import api as runs_api
+from flatout.runs.sweep import result
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.run import Run
 from flatout.schema.suggested_command import show_command
+from flatout.schema.sweep import Sweep
 from flatout.schema.tracking import TrackerJob, TrackerPosition
+from flatout.schema.units import counted_text
 from flatout.system import clock, tracker_process
 from flatout.system.store import tracker_files
-from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_folder import RunFolder, read_run
 
 # Once the run has ended: the shell is waiting.
 _LIMIT_S = 15.0
@@ -73,11 +78,48 @@ def _judged(run: Run, folder: RunFolder, position: TrackerPosition) -> TrackerPo
 
 def tracker_findings(run: Run) -> list[Finding]:
     """What the trackers of a run that has ended lack; waits some seconds for those that send."""
-    folder, end_s = RunFolder(Path(run.folder)), clock.elapsed_s() + _LIMIT_S
+    _wait_for_trackers([run])
+    return _lacking(run)
+
+
+def sweep_findings(sweep: Sweep) -> list[Finding]:
+    """What the trackers of a sweep's trials lack, as one finding; waits as `tracker_findings`."""
+    runs = []
+    for one in sweep.trials:
+        folder = result.run_of(sweep.header, one.trial)
+        if tracker_files.positions(folder):
+            with contextlib.suppress(FlatoutError):
+                runs.append(read_run(folder))
+    _wait_for_trackers(runs)
+    lacking = {run.id: found for run in runs if (found := _lacking(run))}
+    findings = [finding for found in lacking.values() for finding in found]
+    if len(lacking) < 2:
+        return findings
+    first = next((one for one in findings if one.severity == "warning"), findings[0])
+    num_text = counted_text(len(lacking), "trial")
+    return [
+        Finding(
+            rule=first.rule,
+            severity=first.severity,
+            problem=f"trackers have not received everything of {num_text} of {sweep.id}; the sweep "
+            "itself is unaffected.",
+            because=first.because,
+            fixes=(*first.fixes, Fix(text=f"the same for each of {', '.join(lacking)}")),
+        )
+    ]
+
+
+def _wait_for_trackers(runs: Sequence[Run]) -> None:
+    end_s = clock.elapsed_s() + _LIMIT_S
     while clock.elapsed_s() < end_s and any(
-        not one.is_done and one.finding is None for one in tracker_files.positions(folder)
+        not one.is_done and one.finding is None
+        for run in runs
+        for one in tracker_files.positions(RunFolder(Path(run.folder)))
     ):
         clock.sleep_s(_LOOK_EVERY_S)
+
+
+def _lacking(run: Run) -> list[Finding]:
     again = show_command(run.typed)
     return [
         one.finding

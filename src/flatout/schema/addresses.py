@@ -6,11 +6,18 @@ pip masks them the same way. Source: pip, `redact_auth_from_url`.
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
+
+import msgspec
 
 # What stands before the last @ of an address's host: a user, perhaps with a password.
 _USER = re.compile(r"""(?<=://)([^/\s:@"'<>?#]*)(:?)[^/\s"'<>?#]*@""")
-# A secret among the parameters of an address, as databases take it.
-_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:password|passwd|pwd|token|api_key)=)[^&#\s\"'<>]*")
+# A secret among the parameters of an address, as databases take it. In HTML, & is &amp;.
+_PARAMETER = re.compile(
+    r"""(?i)((?:(?<=[?&])|(?<=&amp;))(?:password|passwd|pwd|token|api_key)=)[^&#\s"'<>]*"""
+)
+# A string of a JSON document.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _MASK = "****"
 
 
@@ -24,11 +31,33 @@ def masked(text: str) -> str:
     return _PARAMETER.sub(rf"\g<1>{_MASK}", _USER.sub(_mask, text))
 
 
+def masked_document(document: str) -> str:
+    """A JSON document in which each string is masked; still one where a secret ends in a quote."""
+    return _STRING.sub(_mask_string, document) if "://" in document else document
+
+
 def without_secrets(address: str) -> str:
     """An address without user, password and parameters, for what is kept."""
     if "://" not in address:
         return address
     return _USER.sub("", address).partition("?")[0]
+
+
+def host_in(header: str) -> str:
+    """The host in a Host header, in lower case, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _mask_string(match: re.Match[str]) -> str:
+    text = match[0]
+    if "://" not in text:
+        return text
+    known = msgspec.json.decode(text, type=str)
+    hidden = masked(known)
+    return text if hidden == known else msgspec.json.encode(hidden).decode()
 
 
 def _mask(match: re.Match[str]) -> str:

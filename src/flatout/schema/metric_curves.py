@@ -21,8 +21,8 @@ class MetricCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity over the steps.
 
     panel: the chart it belongs to: `loss`, `accuracy`, `learning_rate` ...
-    line: `training`, `epoch` (mean over one) or `validation`; followed by a name where the
-    experiment's own step names its losses.
+    line: `training`, `epoch` (mean over one), `validation` or `logged` (by a hook); followed by a
+    name where the experiment's own step names its losses.
     steps, values: of equal length. num_missing: values that are not finite, in all of the run, of
     which the first is at first_missing_step.
     """
@@ -39,10 +39,9 @@ class MetricCurves(msgspec.Struct, frozen=True, kw_only=True):
     """The curves of a run, or of a panel of it.
 
     share_read: of metrics.jsonl; below 1 they end early, and the next request reads on.
-    num_unread: lines that are damaged. read_s: spent on what was new and is now in the index.
+    num_unread: lines that are damaged.
     """
 
     curves: tuple[MetricCurve, ...]
     share_read: float = 1.0
     num_unread: int = 0
-    read_s: float = 0.0

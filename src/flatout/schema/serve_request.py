@@ -49,7 +49,8 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is served.
 
     num_replicas, max_samples: None chooses. latency_s: target for a batch. host, port: of the HTTP
-    server; port 0 takes a free one. token: that clients must send; None: none.
+    server; port 0 takes a free one. allowed_hosts: more names of the server, in lower case, for a
+    reverse proxy. token: that clients must send; None: none.
     max_queue: requests that wait. timeout_s: for a request.
     """
 
@@ -58,6 +59,7 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.02
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
     token: str | None = None
     max_queue: int = 1024
     timeout_s: float = 30.0

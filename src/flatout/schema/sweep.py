@@ -6,6 +6,7 @@ parameters of a trial were chosen, and one when it has ended. The trials themsel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from flatout.errors import UsageError
 from flatout.schema.experiment_spec import Value
 from flatout.schema.finding import Finding
+from flatout.schema.tracking import parse_trackers
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuning import Mode
 from flatout.schema.units import is_smaller_better
@@ -71,7 +73,8 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Refuses invalid values, and what cannot be combined.
 
         Raises:
-            UsageError: bad-sweep, cannot-change-on-resume, and what TrainRequest.check says.
+            UsageError: bad-sweep, bad-tracker, cannot-change-on-resume, and what TrainRequest.check
+                says.
         """
         for option, number in (("--trials", self.num_trials), ("--parallel", self.parallel)):
             if number is not None and not 1 <= number <= _MOST_TRIALS:
@@ -89,6 +92,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
             ) from error  # fmt: skip
         if self.resume is None:
             self.training.check()
+            _refuse_passwords(self.training.track)
             return
         kept = SweepRequest(resume=self.resume, num_trials=self.num_trials, parallel=self.parallel)
         if self != kept:
@@ -97,6 +101,18 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"sweep {self.resume} keeps its experiment, parameters and options.",
                 because="its trials are compared with each other",
                 fix="with --resume, give only --trials and --parallel; or start a new sweep",
+            )
+
+
+def _refuse_passwords(trackers: Sequence[str]) -> None:
+    for target in parse_trackers(trackers):
+        if target != target.kept:
+            raise UsageError(
+                "bad-tracker",
+                f"`--track {target}` has a user, a password or parameters in its address.",
+                because="a sweep's options are kept, for its later trials, and a password must "
+                "not be",
+                fix="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or WANDB_API_KEY",
             )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# Of the address that admits a browser. Not `token`: that is masked wherever an address is printed.
+TOKEN_PARAMETER = "access"
+
 
 class WebRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How the pages are served.

@@ -25,6 +25,7 @@ from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import TensorInput
+from flatout.serve.allowed_hosts import check_host
 from flatout.serve.dispatcher import Answer, Dispatcher, InferRequest
 from flatout.serve.docs_page import docs_file, docs_page
 from flatout.serve.event_stream import EventStream
@@ -61,9 +62,14 @@ _Reader = Callable[[ServedModel], _Parsed]
 
 
 class ApplicationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests are accepted. token: that clients must send; None: no token is needed."""
+    """How requests are accepted.
+
+    token: that clients must send; None: no token is needed. hosts: that requests may name, as of
+    `allowed_hosts`; None: any.
+    """
 
     token: str | None = None
+    hosts: frozenset[str] | None = None
     limits: ServeLimits = ServeLimits()
 
 
@@ -96,17 +102,19 @@ def application(dispatcher: Dispatcher, options: ApplicationOptions) -> ASGIApp:
         [Route(path, _Endpoint(path, answer), methods=[method]) for method, path, answer in table],
         redirect_slashes=False,
     )
-    return _Gate(router, options.token, metrics, memory)
+    return _Gate(router, options, metrics, memory)
 
 
 class _Gate:
-    """Token, errors, metrics and memory of all requests."""
+    """Host, token, errors, metrics and memory of all requests."""
 
     def __init__(
-        self, router: Router, token: str | None, metrics: ServeMetrics, memory: BodyMemory
-    ) -> None:
+        self, router: Router, options: ApplicationOptions, metrics: ServeMetrics,
+        memory: BodyMemory,
+    ) -> None:  # fmt: skip
         self._router = router
-        self._token = token
+        self._token = options.token
+        self._hosts = options.hosts
         self._metrics = metrics
         self._memory = memory
 
@@ -123,6 +131,8 @@ class _Gate:
             await send(message)
 
         try:
+            if self._hosts is not None:
+                check_host(scope, self._hosts)
             if self._token is not None and not _is_open(scope["path"]):
                 check_token(scope, self._token)
             await self._router(scope, receive, noting)

@@ -89,7 +89,8 @@ class DispatchTotals(msgspec.Struct, kw_only=True):
 
 
 class DispatchState(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is at the moment. num_queued: requests not yet sent to a replica.
+    """How it is at the moment. num_queued: requests not yet sent to a replica; queued_samples: of
+    them, one for a stream. max_queue: of streams, and of others.
 
     wait_s: how long a request that comes now is estimated to wait; None where nothing was measured.
     """

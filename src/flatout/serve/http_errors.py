@@ -21,6 +21,7 @@ _STATUSES = {
     "file-too-large": 413,
     "headers-too-large": 431,
     "headers-too-slow": 408,
+    "host-not-allowed": 421,
     "input-kind-not-accepted": 422,
     "input-not-accepted": 422,
     "input-not-finite": 422,
@@ -43,7 +44,7 @@ _STATUSES = {
     "unknown-output": 400,
 }
 # Where reading the rest of the body is not worth it.
-_CLOSING = ("body-too-large", "body-too-slow", "token-not-accepted")
+_CLOSING = ("body-too-large", "body-too-slow", "host-not-allowed", "token-not-accepted")
 _RETRY_S = 1.0
 
 

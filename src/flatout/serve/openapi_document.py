@@ -80,7 +80,7 @@ def _paths(model: ServedModel | None) -> Document:
 
 
 def _get(summary: str, responses: Document, errors: tuple[int, ...]) -> Document:
-    return {"summary": summary, "responses": {**_errors((401, *errors)), **responses}}
+    return {"summary": summary, "responses": {**_errors((401, 421, *errors)), **responses}}
 
 
 def _errors(statuses: tuple[int, ...]) -> Document:
@@ -100,7 +100,7 @@ def _value(name: str, value: bool | str) -> Document:
     return {"description": name, "content": content}
 
 
-_COMPUTING = (400, 401, 408, 413, 415, 422, 500, 503)
+_COMPUTING = (400, 401, 408, 413, 415, 421, 422, 500, 503)
 
 
 def _predict(model: ServedModel | None) -> Document:

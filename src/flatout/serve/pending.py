@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from flatout.schema.serve_protocol import Answered, BatchItem, ItemRefused
 from flatout.serve.batching import batch_length
@@ -67,48 +67,65 @@ class Pending:
 
 
 class RequestQueue:
-    """Requests that wait for a replica, the oldest first. num_samples: of all of them."""
+    """Requests that wait for a replica, the oldest first.
+
+    A replica takes streams in addition to batches: neither of the two waits for the other.
+
+    num_samples: of the requests that form batches.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[Pending] = deque()
+        self._batched: deque[Pending] = deque()
+        self._streamed: deque[Pending] = deque()
         self.num_samples = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._batched) + len(self._streamed)
 
     def __iter__(self) -> Iterator[Pending]:
-        return iter(self._items)
+        yield from self._batched
+        yield from self._streamed
 
-    def __contains__(self, pending: object) -> bool:
-        return pending in self._items
+    def __contains__(self, pending: Pending) -> bool:
+        return pending in self._line(pending)
 
-    @property
-    def is_stream_next(self) -> bool:
-        """Whether the oldest request is for a streamed answer."""
-        return self._items[0].item.is_stream
+    def num_waiting(self, *, is_stream: bool) -> int:
+        """How many streams wait, or how many others."""
+        return len(self._streamed if is_stream else self._batched)
 
     def append(self, pending: Pending) -> None:
         """Adds a request at the end."""
-        self._items.append(pending)
-        self.num_samples += pending.num_samples
+        self._line(pending).append(pending)
+        if not pending.item.is_stream:
+            self.num_samples += pending.num_samples
 
-    def put_back(self, items: list[Pending]) -> None:
+    def put_back(self, items: Sequence[Pending]) -> None:
         """Adds requests at the front, in their order."""
-        self._items.extendleft(reversed(items))
-        self.num_samples += sum(pending.num_samples for pending in items)
+        for pending in reversed(items):
+            self._line(pending).appendleft(pending)
+            if not pending.item.is_stream:
+                self.num_samples += pending.num_samples
 
     def remove(self, items: Iterable[Pending]) -> None:
         """Takes requests out."""
         for pending in items:
-            self._items.remove(pending)
-            self.num_samples -= pending.num_samples
+            self._line(pending).remove(pending)
+            if not pending.item.is_stream:
+                self.num_samples -= pending.num_samples
+
+    def next_stream(self) -> Pending:
+        """Takes out the oldest stream."""
+        return self._streamed.popleft()
 
     def next_batch(self, limit: int) -> list[Pending]:
         """Takes out what forms the next batch."""
-        sizes = ((pending.num_samples, pending.is_alone) for pending in self._items)
-        batch = [self._items.popleft() for _ in range(batch_length(sizes, limit))]
+        sizes = ((pending.num_samples, pending.is_alone) for pending in self._batched)
+        batch = [self._batched.popleft() for _ in range(batch_length(sizes, limit))]
         self.num_samples -= sum(pending.num_samples for pending in batch)
         return batch
+
+    def _line(self, pending: Pending) -> deque[Pending]:
+        return self._streamed if pending.item.is_stream else self._batched
 
 
 class SentBatch:

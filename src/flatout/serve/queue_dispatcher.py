@@ -14,7 +14,7 @@ from flatout.schema.serve_model import ServedModel
 from flatout.schema.units import counted_text, seconds_text
 from flatout.serve.batching import late_by_s
 from flatout.serve.dispatcher import Answer, DispatchState, DispatchTotals, InferRequest
-from flatout.serve.pending import Pending
+from flatout.serve.pending import Pending, RequestQueue
 from flatout.serve.replica_pool import ReplicaPool
 from flatout.serve.serve_errors import (
     NothingToSwapBack,
@@ -28,7 +28,7 @@ _MOST_RECENT = 4096
 
 
 class DispatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue allows. max_queue: requests that wait.
+    """What the queue allows. max_queue: requests that wait; as many streams may wait in addition.
 
     timeout_s: for a request; a client's own deadline may be shorter. hang_s: for a batch, before
     its replica is killed.
@@ -124,7 +124,7 @@ class QueueDispatcher:
         pools = self._pools()
         return DispatchState(
             num_queued=sum(len(pool.queue) for pool in pools),
-            queued_samples=sum(pool.queue.num_samples for pool in pools),
+            queued_samples=sum(_samples_in(pool.queue) for pool in pools),
             max_queue=self._limits.max_queue,
             wait_s=self._pool.wait_s() if self._pool is not None else None,
             replicas=tuple(replica.status() for pool in pools for replica in pool.replicas),
@@ -228,7 +228,7 @@ class QueueDispatcher:
         limit_s = self._limits.timeout_s
         if request.deadline_s is not None:
             limit_s = min(limit_s, request.deadline_s)
-        self._refuse_if_busy(pool, request, limit_s)
+        self._refuse_if_busy(pool, request, limit_s, is_stream=is_stream)
         self._num_requests += 1
         self._totals.num_requests += 1
         now_s = elapsed_s()
@@ -242,12 +242,19 @@ class QueueDispatcher:
         pool.add(pending)
         return pending
 
-    def _refuse_if_busy(self, pool: ReplicaPool, request: InferRequest, limit_s: float) -> None:
+    def _refuse_if_busy(
+        self, pool: ReplicaPool, request: InferRequest, limit_s: float, *, is_stream: bool
+    ) -> None:
         wait_s = pool.wait_s()
-        if len(pool.queue) >= self._limits.max_queue:
+        # Streams do not take the room of others, which do not wait for them.
+        num_waiting = pool.queue.num_waiting(is_stream=is_stream)
+        if num_waiting >= self._limits.max_queue:
             self._totals.num_busy += 1
-            waiting = counted_text(len(pool.queue), "request")
+            waiting = counted_text(num_waiting, "stream" if is_stream else "request")
             raise ServerBusy(f"its queue is full, with {waiting}", wait_s)
+        if is_stream:
+            # How long those before it take is not known.
+            return
         own_s = pool.times.expected_s(request.num_samples) if pool.times is not None else None
         late_s = late_by_s(wait_s, own_s, limit_s)
         if late_s is not None:
@@ -257,3 +264,8 @@ class QueueDispatcher:
                 f"{seconds_text(limit_s)}",
                 late_s,
             )
+
+
+def _samples_in(queue: RequestQueue) -> int:
+    """Samples that wait, one in each stream."""
+    return queue.num_samples + queue.num_waiting(is_stream=True)

@@ -157,12 +157,18 @@ class ReplicaPool:
     # What replicas call.
 
     def replica_freed(self) -> None:
-        """Sends waiting requests to replicas that can take a batch."""
-        while self.queue:
-            replica = self._free_replica()
+        """Sends waiting requests to replicas that can take them."""
+        queue = self.queue
+        while queue.num_waiting(is_stream=True):
+            replica = _free_for_stream(self.replicas)
             if replica is None:
-                return
-            replica.send(self.queue.next_batch(self.times.limit if self.times else 1))
+                break
+            replica.send([queue.next_stream()])
+        while queue.num_waiting(is_stream=False):
+            replica = self._free_for_batch()
+            if replica is None:
+                break
+            replica.send(queue.next_batch(self.times.limit if self.times else 1))
 
     def batch_ended(self, batch: SentBatch, done: BatchDone | None) -> None:
         """Passes answers on."""
@@ -228,14 +234,12 @@ class ReplicaPool:
         self.replica_freed()
         return len(again), num_failed
 
-    def _free_replica(self) -> Replica | None:
+    def _free_for_batch(self) -> Replica | None:
         """The replica that has the least to do, if it can take a batch."""
         ready = [replica for replica in self.replicas if replica.is_ready]
         if not ready:
             return None
         replica = min(ready, key=_load)
-        if self.queue.is_stream_next:
-            return replica if len(replica.streams) < MOST_STREAMS else None
         if not replica.batches:
             return replica
         if len(replica.batches) >= MOST_BATCHES or self.times is None:
@@ -287,8 +291,18 @@ def _sent_by(replicas: list[Replica]) -> list[SentBatch]:
     return [batch for replica in replicas for batch in replica.sent()]
 
 
+def _free_for_stream(replicas: list[Replica]) -> Replica | None:
+    """The replica with the fewest streams, if it can take one more."""
+    free = [one for one in replicas if one.is_ready and len(one.streams) < MOST_STREAMS]
+    return min(free, key=_stream_load, default=None)
+
+
 def _load(replica: Replica) -> tuple[int, int, int]:
     return len(replica.batches), len(replica.streams), replica.num_samples
+
+
+def _stream_load(replica: Replica) -> tuple[int, int, int]:
+    return len(replica.streams), len(replica.batches), replica.num_samples
 
 
 def _open_in(batches: list[SentBatch]) -> list[Pending]:

@@ -20,6 +20,7 @@ from flatout.schema.serve_control import (
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_request import ServeRequest
 from flatout.schema.shell_quoting import typed_here
+from flatout.serve.allowed_hosts import allowed_hosts
 from flatout.serve.application import ApplicationOptions, application
 from flatout.serve.control import ControlPort
 from flatout.serve.http_server import HttpServer
@@ -91,10 +92,10 @@ class RunningServer:
             self.events.put_nowait(None)
 
     async def _serve(self, began_s: float) -> None:
-        http = HttpServer(
-            application(self._dispatcher, ApplicationOptions(token=self._request.token)),
-            self._listener,
-        )
+        options = ApplicationOptions(
+            token=self._request.token, hosts=allowed_hosts(self._request)
+        )  # fmt: skip
+        http = HttpServer(application(self._dispatcher, options), self._listener)
         serving = asyncio.ensure_future(http.run_until_stopped())
         control = await self._control.open(self._plan.name, self._port)
         serve_files.write_control(msgspec.structs.replace(control, host=self._request.host))

@@ -82,6 +82,19 @@ def requested_tracker(text: str) -> TrackerTarget:
     return target
 
 
+def kept_trackers(texts: Sequence[str]) -> tuple[str, ...]:
+    """Trackers as the options of a sweep: the same wherever, and in which shell, it is resumed.
+
+    A place that the environment sets stays there if it has a password.
+
+    Raises:
+        UsageError: bad-tracker.
+    """
+    targets = [(target, resolved(target)) for target in parse_trackers(texts)]
+    kept = tuple(str(found if found == found.kept else target) for target, found in targets)
+    return kept or tuple(texts)
+
+
 def resolved(target: TrackerTarget) -> TrackerTarget:
     """A tracker with the place that the environment sets; of a path with the whole path."""
     where = target.where

@@ -7,19 +7,20 @@ Pages and addresses
   The same data is the page as JSON, at the address with `.json` after it
 - `/home`, `/doctor`, `/live`, `/runs`, `/runs/RUN`, `/compare?run=A&run=B` ...;
   they stay as they are, so that they can be kept as bookmarks
+- `/sweeps`, `/sweeps/SWEEP`
 - `/bench`, `/bench/compare?file=A&file=B`: results by their ids, `bench/run-mlp`;
   `/profiles?of=digits`
 - a form is sent to the address of its page: a refused one is then shown again as it was filled in
 - `/chart.json?run=A&panel=loss&from=0&to=99`: the curves of a chart, thinned
-- `/runs/RUN/live`: server-sent events, a run's new lines
+- `/runs/RUN/live`: server-sent events, when a run has new lines
 
 Data
 ----
 
 - pages are read-only functions of the faces of the packages below (`runs`, `doctor`, ...), called
   in threads. `PageContext` holds what outlives a request: `RunCache` reads a run again only where
-  one of its files has changed; `HealthWatch` examines the machine in the background, and
-  `ClusterWatch` asks the cluster
+  one of its files has changed; what takes seconds (examining the machine, asking the cluster,
+  indexing samples) is done in the background by `background_query.py`
 - curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw;
   those of the machine from `sample_index.py`, an index for each day
 - what cannot be read becomes a Finding in its own section (`page.py: section`); the rest of the
@@ -38,8 +39,8 @@ Security
 --------
 
 - `gate.py` is in front of every address: name in the Host header, token, headers of the answer
-- a run's id in an address is looked up among the runs that exist, and so is an experiment's name;
-  they never become a path
+- a run's id in an address is looked up among the runs that exist, and so are the names of a sweep
+  and of an experiment; they never become a path
 - everything in a template is escaped; scripts and styles come from `static/` alone
   (Content-Security-Policy), so no `style=` and no `onclick=` in a template
 - a change is a POST by `application.py: change`: the same origin, the form's token, and not
@@ -52,8 +53,8 @@ To add a page
 
 1. `web/<name>_page.py` with a function from PageRequest to WebPage; `templates/<name>.html` extends
    `layout.html`, and has one `<h1>`. A number in the template is a number in the data.
-2. `application.py: _routes`: a line. With a change: `change(...)` and a form with `form_token()`.
-3. `layout.html`: a link, if it is one of the main pages.
+2. `application.py: routes`: a line. With a change: `change(...)` and a form with `form_token()`.
+3. `layout.html`: its name, if it is one of the main pages.
 4. Every text of ours in all of `texts/*.toml`; tests/unit/test_web_texts.py compares them. Errors
    and findings stay as they are.
 5. tests/unit/test_web_pages.py: a line in PAGES; its main journey in

@@ -8,11 +8,19 @@ import secrets
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from flatout.errors import FlatoutError, UsageError
-from flatout.schema.web_request import WebExport, WebExported, WebReady, WebRequest
+from flatout.schema.web_request import (
+    TOKEN_PARAMETER,
+    WebExport,
+    WebExported,
+    WebReady,
+    WebRequest,
+)
 from flatout.system import serve_files
 from flatout.system.server_socket import is_loopback, listening_socket, own_name
+from flatout.system.store.metric_index import forget_removed_runs
 
 if TYPE_CHECKING:
     from flatout.web.run_cache import RunCache
@@ -77,18 +85,21 @@ class WebServer:
     ) -> None:  # fmt: skip
         self._listener.close()
 
-    def run(self) -> None:
-        """Answers requests until Ctrl-C."""
+    def run(self) -> str | None:
+        """Answers requests until Ctrl-C.
+
+        Returns the goal of a change to this machine that is still being made: the process ends
+        after it.
+        """
         # Only here: these import Starlette and uvicorn.
         import uvicorn
 
         from flatout.web.application import application
         from flatout.web.gate import GateRules
-        from flatout.web.health import HealthWatch
         from flatout.web.page import PageContext
         from flatout.web.run_cache import RunCache
 
-        context = PageContext(runs=RunCache(), health=HealthWatch())
+        context = PageContext(runs=RunCache())
         rules = GateRules(
             names=frozenset(self._names()), is_open=self._is_open, token=self._token,
             is_read_only=self._request.is_read_only, port=self._port,
@@ -106,6 +117,8 @@ class WebServer:
         # uvicorn ends in good order at Ctrl-C, and then raises it.
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[self._listener])
+        change = context.changes.latest()
+        return change.goal if change is not None and change.is_running else None
 
     def _names(self) -> set[str]:
         """Hosts in the addresses of this server."""
@@ -117,14 +130,17 @@ class WebServer:
         if host in _EVERY_ADDRESS:
             host = own_name()
         address = f"http://{f'[{host}]' if ':' in host else host}:{self._port}/"
-        return address if self._token is None else f"{address}home?token={self._token}"
+        if self._token is None:
+            return address
+        return f"{address}home?{urlencode({TOKEN_PARAMETER: self._token})}"
 
 
 def _look_at_runs(runs: RunCache) -> None:
     """Reads all runs once, so that the first list of them is quick."""
     with contextlib.suppress(FlatoutError, OSError):
-        runs.forget_removed()
-        runs.rows(reversed(runs.paths()))
+        paths = runs.paths()
+        forget_removed_runs(path.name for path in paths)
+        runs.rows(reversed(paths))
 
 
 def _check_packages() -> None:

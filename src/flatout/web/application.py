@@ -21,33 +21,37 @@ from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.metric_curves import CurveView
 from flatout.web import render
 from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
-from flatout.web.charts import charts_of
+from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
 from flatout.web.cluster_page import cluster_page
 from flatout.web.compare_page import compare_page
 from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
 from flatout.web.explain_page import explain_page, explanation_page
 from flatout.web.gate import Gate, GateRules, is_equal
 from flatout.web.home_page import home_page
-from flatout.web.live import live_lines
+from flatout.web.live import run_events
 from flatout.web.live_page import live_charts, live_events, live_page
 from flatout.web.machine_charts import time_view
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.profile_page import profile_page
+from flatout.web.run_cache import RunCache
 from flatout.web.run_changes import RunChanges
 from flatout.web.run_page import run_page
 from flatout.web.runs_page import runs_page
 from flatout.web.serve_page import InputTrial, serve_page
+from flatout.web.sweep_cache import SweepCache
+from flatout.web.sweep_page import sweep_page, sweeps_page
 from flatout.web.texts import LANGUAGES
 from flatout.web.train_page import train_page
 
 _MOST_COLUMNS = 1000
-_MOST_CHARTED_RUNS = 100
 _LAST_STEP = 2**53
 _YEAR_S = 365 * 24 * 3600
 # A form may have a photo, to try a model with it.
 _MOST_FORM_BYTES = 16 << 20
 # Errors about an address of something that does not exist.
-_NOT_THERE = ("unknown-run", "web-plan-gone", "no-such-change", "nothing-to-explain")
+_NOT_THERE = (
+    "unknown-run", "unknown-sweep", "web-plan-gone", "no-such-change", "nothing-to-explain",
+)  # fmt: skip
 
 PageFunction = Callable[[PageRequest], WebPage]
 ChangeFunction = Callable[[Request, FormData], Response]
@@ -93,6 +97,8 @@ class _Pages:
             yield self.change(path, self._explained, is_allowed_always=True)
         yield Route("/runs/{run}/live", self._live)
         yield from self.page("/runs/{run}", run_page)
+        yield from self.page("/sweeps", sweeps_page)
+        yield from self.page("/sweeps/{sweep}", sweep_page)
         yield Route("/chart.json", self._charts)
         yield from self.page("/bench", bench_page)
         yield from self.page("/bench/compare", bench_compare_page)
@@ -115,7 +121,7 @@ class _Pages:
             return await run_in_threadpool(self._answer, request, build)
 
         yield Route(path, answer)
-        # The run's route takes both.
+        # The route of a run or a sweep takes both.
         if not path.endswith("}"):
             yield Route(f"{path}.json", answer)
 
@@ -135,28 +141,32 @@ class _Pages:
             length = request.headers.get("content-length", "")
             if not length.isdigit() or int(length) > _MOST_FORM_BYTES:
                 raise HTTPException(413)
-            form = await request.form()
-            token = form.get("form_token")
-            if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
-                return self._refused(request, 403, UsageError(
-                    "web-form-expired", "this form is from another start of flatout web.",
-                    fix="reload the page, and send it again",
-                ))  # fmt: skip
-            try:
-                return await run_in_threadpool(act, request, form)
-            except FlatoutError as error:
-                return self._refused(request, 400, error)
+            # Files of the form are closed at the end.
+            async with request.form() as form:
+                token = form.get("form_token")
+                if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
+                    return self._refused(request, 403, UsageError(
+                        "web-form-expired", "this form is from another start of flatout web.",
+                        fix="reload the page, and send it again",
+                    ))  # fmt: skip
+                try:
+                    return await run_in_threadpool(act, request, form)
+                except FlatoutError as error:
+                    return self._refused(request, 400, error)
 
         return Route(path, answer, methods=["POST"])
 
     def _answer(self, request: Request, build: PageFunction) -> Response:
-        run, is_json = request.path_params.get("run", ""), request.url.path.endswith(".json")
-        if run and is_json:
-            # A run's own id may end like that.
-            is_json = not self._context.runs.has(run)
-            run = run.removesuffix(".json") if is_json else run
+        is_json, ids = request.url.path.endswith(".json"), dict(request.path_params)
+        places: dict[str, RunCache | SweepCache] = {
+            "run": self._context.runs, "sweep": self._context.sweeps,
+        }  # fmt: skip
         try:
-            page = build(PageRequest(context=self._context, query=request.query_params, run=run))
+            for kind in ids if is_json else ():
+                # The id of a run or a sweep may end like that.
+                is_json = not places[kind].has(ids[kind])
+                ids[kind] = ids[kind].removesuffix(".json") if is_json else ids[kind]
+            page = build(PageRequest(context=self._context, query=request.query_params, **ids))
         except FlatoutError as error:
             return self._refused(request, 404 if error.rule in _NOT_THERE else 400, error)
         if is_json:
@@ -184,7 +194,8 @@ class _Pages:
             folder = await run_in_threadpool(self._context.runs.find, request.path_params["run"])
         except FlatoutError as error:
             return self._refused(request, 404, error)
-        return live_lines(request, folder, self._is_stopping)
+        known = request.headers.get("last-event-id") or request.query_params.get("at")
+        return run_events(folder, known, self._is_stopping)
 
     async def _charts(self, request: Request) -> Response:
         return await run_in_threadpool(self._chart_document, request)
@@ -196,7 +207,7 @@ class _Pages:
             last_step=query.number("to", 0, _LAST_STEP),
             columns=query.number("columns", 50, _MOST_COLUMNS) or CurveView().columns,
         )
-        ids = list(dict.fromkeys(request.query_params.getlist("run")))[:_MOST_CHARTED_RUNS]
+        ids = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_CHARTED_RUNS]
         charts, problems = charts_of(self._context, ids, view, request.query_params.get("panel"))
         data = {"charts": charts, "problems": problems}
         return render.as_json(WebPage(template="", data=data))

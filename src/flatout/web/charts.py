@@ -16,6 +16,7 @@ from flatout.schema.units import bytes_text, count_text, is_ratio, percent_text
 from flatout.system.store.metric_index import metric_curves
 from flatout.web.page import PageContext, not_accessible
 
+MOST_CHARTED_RUNS = 100
 # What a request may spend on lines of metrics that are not in the index yet.
 _BUDGET_S = 0.25
 # From this ratio of the largest to the smallest loss on, a linear axis shows a flat line.

@@ -12,7 +12,7 @@ from flatout.web.page import PageRequest, WebPage
 def cluster_page(request: PageRequest) -> WebPage:
     """The cluster of the folder where flatout web was started."""
     report = request.context.cluster.latest()
-    state = report.state
+    state = report.value
     return WebPage(
         template="cluster",
         data={

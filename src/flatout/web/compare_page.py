@@ -9,7 +9,7 @@ from flatout.runs.model.comparison import compare_runs
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.metric_curves import CurveView
 from flatout.schema.run import Run
-from flatout.web.charts import charts_of
+from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
 from flatout.web.page import PageRequest, WebPage
 
 _RESULTS = {"result": 0, "time": 1}
@@ -34,7 +34,8 @@ def compare_page(request: PageRequest) -> WebPage:
         runs.append(row.run)
         parameters.append(row.parameters)
     shown = [run.id for run in runs]
-    charts, unread = charts_of(request.context, shown, CurveView()) if shown else ([], [])
+    charted = shown[:MOST_CHARTED_RUNS]
+    charts, unread = charts_of(request.context, charted, CurveView())
     if len(runs) < 2:
         problems.append(
             finding_from(
@@ -45,6 +46,7 @@ def compare_page(request: PageRequest) -> WebPage:
         template="compare",
         data={
             "runs": shown,
+            "charted": charted,
             "sections": _sections(runs, parameters) if len(runs) > 1 else [],
             "problems": [*problems, *unread],
             "charts": charts,

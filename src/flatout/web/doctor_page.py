@@ -16,18 +16,21 @@ from flatout.schema.finding import Finding
 from flatout.schema.plan import Plan
 from flatout.schema.plan_rows import step_rows, undo_rows
 from flatout.system.changes import api as changes_api
+from flatout.system.clock import now_s
 from flatout.web.machine_change import ChangeProgress
 from flatout.web.page import PageContext, PageRequest, WebPage, section
 
 _NUM_CHANGES = 20
 _FIX = "flatout doctor --fix"
 _CAN_BE_UNDONE = ("done", "failed", "interrupted")
+# A page that was left open, while the machine may have changed.
+_OLDEST_PLAN_S = 900.0
 
 
 def doctor_page(request: PageRequest) -> WebPage:
     """All findings about this machine, and what flatout has changed on it."""
     health = request.context.health.latest()
-    examined = health.examined
+    examined = health.value
     findings = examined.diagnosis.findings if examined is not None else ()
     plans = repairs(findings)
     return WebPage(
@@ -92,6 +95,9 @@ def begin_fix(context: PageContext, form: FormData) -> Response:
     Raises:
         UsageError: web-plan-gone, web-not-safe, changes-under-way.
     """
+    at = context.health.latest().at
+    if at is not None and now_s() - at > _OLDEST_PLAN_S:
+        raise _plan_gone("the machine was examined too long ago, and is being examined again")
     repair = _repair(context, str(form.get("plan", "")))
     if repair.safety != "safe":
         raise _not_safe(_FIX)
@@ -135,15 +141,19 @@ def _not_safe(command: str) -> UsageError:
 
 def _repair(context: PageContext, plan_id: str) -> FixPlan:
     """A plan of the last examination: a page names it, and never brings one of its own."""
-    examined = context.health.latest().examined
+    examined = context.health.latest().value
     findings = examined.diagnosis.findings if examined is not None else ()
     for repair in repairs(findings):
         if _plan_id(repair.plan) == plan_id:
             return repair
-    raise UsageError(
+    raise _plan_gone("the machine has been examined again since, or the server was started again")
+
+
+def _plan_gone(because: str) -> UsageError:
+    return UsageError(
         "web-plan-gone",
         "there is no such plan.",
-        because="the machine has been examined again since, or the server was started again",
+        because=because,
         fix="go back to the doctor's page, and choose a fix there",
     )
 

@@ -30,7 +30,7 @@ def explanation_page(context: PageContext, form: FormData, *, is_shared: bool) -
     text = str(form.get("text", "")).replace("\r\n", "\n")
 
     def here() -> Machine | None:
-        examined = context.health.latest().examined
+        examined = context.health.latest().value
         return examined.machine if examined is not None else None
 
     diagnosis = explain.explain_text(

@@ -11,6 +11,7 @@ from html import escape, unescape
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
+import msgspec
 from starlette.datastructures import QueryParams
 
 from flatout.errors import UsageError
@@ -19,11 +20,15 @@ from flatout.runs.model.listed import ListRequest, chosen_runs
 from flatout.schema.metric_curves import CurveView
 from flatout.schema.web_request import WebExport, WebExported
 from flatout.system.clock import now_s
-from flatout.system.store.static_copy import StaticFolder, static_folder, without_home
+from flatout.system.store.static_copy import (
+    StaticFolder,
+    private_folders,
+    static_folder,
+    without_folders,
+)
 from flatout.web import render
-from flatout.web.charts import charts_of
+from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
 from flatout.web.compare_page import compare_page
-from flatout.web.health import HealthWatch
 from flatout.web.page import PageContext, PageRequest, WebPage
 from flatout.web.run_cache import RunCache
 from flatout.web.run_page import run_page
@@ -32,9 +37,9 @@ from flatout.web.runs_page import runs_page
 # Addresses in our own templates; in texts of others, quotes are escaped.
 _LINK = re.compile(r' (href|src|action|data-chart|data-stream)="(/[^"]*)"')
 _ASSETS = ("style.css", "icon.svg")
-_MOST_COMPARED = 100
 # Of a run's header the pages show a few facts; the rest has paths, and names of the machine.
-_PRIVATE = ("run", "position", "commands")
+_PRIVATE = ("run", "state", "commands")
+_PRIVATE_ROWS = (("experiment", "file"), ("machine", "python"))
 
 
 def export_runs(request: WebExport) -> WebExported:
@@ -46,10 +51,10 @@ def export_runs(request: WebExport) -> WebExported:
     """
     paths = _chosen(request)
     cache = RunCache(lambda: paths)
-    context = PageContext(runs=cache, health=HealthWatch())
+    context = PageContext(runs=cache)
     target = Path(request.folder).expanduser().absolute()
     with static_folder(target) as folder:
-        copy = _Copy(context, folder, [path.name for path in paths])
+        copy = _Copy(context, folder, paths)
         copy.write()
     return WebExported(
         folder=str(target), first=str(target / "index.html"),
@@ -82,20 +87,21 @@ class _Copy:
     Args:
         context: knows these runs only.
         folder: to write into.
-        ids: of the runs.
+        paths: of the runs.
     """
 
-    def __init__(self, context: PageContext, folder: StaticFolder, ids: list[str]) -> None:
+    def __init__(self, context: PageContext, folder: StaticFolder, paths: list[Path]) -> None:
         self._context = context
         self._folder = folder
-        self._ids = ids
+        self._ids = ids = [path.name for path in paths]
+        self._private = private_folders(paths)
         self._at = now_s()
         self._names = {"/home": "index.html", "/runs": "index.html", "/runs.json": "runs.json"}
         self._names |= {f"/static/{name}": f"static/{name}" for name in _ASSETS}
         for run in ids:
             self._names[f"/runs/{run}"] = f"runs/{run}/index.html"
             self._names[f"/runs/{run}.json"] = f"runs/{run}/run.json"
-        if 1 < len(ids) <= _MOST_COMPARED:
+        if 1 < len(ids) <= MOST_CHARTED_RUNS:
             self._names |= {"/compare": "compare.html", "/compare.json": "compare.json"}
 
     def write(self) -> None:
@@ -108,7 +114,8 @@ class _Copy:
             self._write_run(run)
         if "/compare" in self._names:
             query = urlencode([("run", run) for run in self._ids])
-            self._write_page("/compare", compare_page(self._request(query)), query)
+            page = _without_private_rows(compare_page(self._request(query)))
+            self._write_page("/compare", page, query)
         num_pages = self._write_list(1)
         for number in range(2, num_pages + 1):
             self._write_list(number)
@@ -155,13 +162,13 @@ class _Copy:
         self._write_html(address, page, address, query)
         data = {name: value for name, value in page.data.items() if name not in _PRIVATE}
         document = render.document_of(WebPage(template=page.template, data=data))
-        self._folder.write(self._names[f"{address}.json"], without_home(document))
+        self._folder.write(self._names[f"{address}.json"], without_folders(document, self._private))
 
     def _write_html(self, address: str, page: WebPage, path: str, query: str) -> None:
         frame = render.PageFrame(path=path, query=query, copied_at=self._at)
-        html = without_home(render.html_of(page, frame))
         name = self._names[address]
-        self._folder.write(name, _LINK.sub(lambda found: self._link(found, name), html))
+        html = _LINK.sub(lambda found: self._link(found, name), render.html_of(page, frame))
+        self._folder.write(name, without_folders(html, self._private))
 
     def _link(self, found: re.Match[str], name: str) -> str:
         """A link from that file to another one; nothing where it leads out of the copy."""
@@ -181,3 +188,14 @@ class _Copy:
                 # The first log, and the first page, have no name of their own.
                 return self._names.get(f"{path}?{name}={query[name][0]}") or self._names.get(path)
         return self._names.get(path) if not query or path.endswith(".json") else None
+
+
+def _without_private_rows(page: WebPage) -> WebPage:
+    """A comparison without the rows that name folders of this machine."""
+    sections = [
+        {"name": one["name"], "rows": [row for row in one["rows"]
+                                       if (row.section, row.name) not in _PRIVATE_ROWS]}
+        for one in page.data["sections"]
+    ]  # fmt: skip
+    shown = [section for section in sections if section["rows"]]
+    return msgspec.structs.replace(page, data={**page.data, "sections": shown})

@@ -14,6 +14,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flatout.schema.addresses import host_in
+from flatout.schema.web_request import TOKEN_PARAMETER
+
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -62,10 +65,7 @@ class GateRules:
         """Whether a request is really for this server, and not for a name that an attacker points
         at it (DNS rebinding).
         """
-        try:
-            host = urlsplit(f"//{header}").hostname or ""
-        except ValueError:
-            return False
+        host = host_in(header)
         if host in self.names or not self.is_open:
             return host in self.names
         # There, an attacker's name does not help without the token.
@@ -122,7 +122,7 @@ class Gate:
         if not rules.allows_host(request.headers.get("host", "")):
             return _refusal(421, "This server does not answer to that host name. Open the address "
                                  "that `flatout web` has printed.")  # fmt: skip
-        given = request.query_params.get("token")
+        given = request.query_params.get(TOKEN_PARAMETER)
         if rules.token is not None and given is not None and request.method in _READING:
             if not is_equal(given, rules.token):
                 return _refusal(401, "The token in the address is wrong.")

@@ -19,7 +19,7 @@ _SEVERITIES = ("error", "warning", "note")
 def home_page(request: PageRequest) -> WebPage:
     """The first page."""
     health = request.context.health.latest()
-    examined = health.examined
+    examined = health.value
     findings = examined.diagnosis.findings if examined is not None else ()
     runs = section(lambda: _runs(request))
     return WebPage(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
@@ -22,15 +23,16 @@ _NUM_ALARMS = 100
 _POLL_S = 2.0
 # A connection with nothing new says so, lest a proxy close it.
 _SILENT_POLLS = 8
-# A chart of more hours is drawn again less often: after about a pixel.
-_LEAST_PAUSE_S = 5.0
+# A chart of more hours is drawn again less often: after about a pixel. The newest sample is on
+# the same page, and should not be old.
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 5.0, 60.0
 _PAUSE_S_PER_HOUR = 2.5
 
 
 def live_page(request: PageRequest) -> WebPage:
     """The newest sample, the history as charts, and the last alarms."""
     view = time_view(request)
-    charts, problems = machine_charts(view)
+    drawn = machine_charts(request.context.indexing, view)
     return WebPage(
         template="live",
         data={
@@ -38,8 +40,9 @@ def live_page(request: PageRequest) -> WebPage:
             "ranges_h": _RANGES_H,
             "is_sampled": daily_files.is_monitor_running(),
             "sample": section(_newest),
-            "charts": charts,
-            "chart_problems": problems,
+            "charts": drawn.charts,
+            "chart_problems": drawn.problems,
+            "share_read": drawn.share_read,
             "alarms": section(_alarms),
         },
     )
@@ -47,13 +50,14 @@ def live_page(request: PageRequest) -> WebPage:
 
 def live_charts(request: PageRequest) -> WebPage:
     """The charts alone; `panel`, `from` and `to` choose a part."""
-    charts, problems = machine_charts(time_view(request), request.query.get("panel"))
-    return WebPage(template="", data={"charts": charts, "problems": problems})
+    panel = request.query.get("panel")
+    drawn = machine_charts(request.context.indexing, time_view(request), panel)
+    return WebPage(template="", data=msgspec.structs.asdict(drawn))
 
 
 def live_events(view: TimeView, is_stopping: Callable[[], bool]) -> StreamingResponse:
     """Server-sent events: `lines`, without content, where the page has news."""
-    pause_s = max(_LEAST_PAUSE_S, _PAUSE_S_PER_HOUR * view.hours)
+    pause_s = min(max(_LEAST_PAUSE_S, _PAUSE_S_PER_HOUR * view.hours), _MOST_PAUSE_S)
     return StreamingResponse(_events(pause_s, is_stopping), media_type="text/event-stream")
 
 

@@ -61,7 +61,7 @@ class MachineChanges:
             if self._latest is not None and self._latest.is_running:
                 raise UsageError(
                     "changes-under-way",
-                    "another change of this machine has not ended yet.",
+                    "another change to this machine has not ended yet.",
                     because=self._latest.goal,
                     fix="wait until it has ended, then try again",
                 )

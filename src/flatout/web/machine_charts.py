@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.errors import FlatoutError
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.metric_curves import MetricCurve, MetricCurves
 from flatout.system.clock import now_s
 from flatout.system.store.sample_index import machine_curves
+from flatout.web.background_query import BackgroundQuery
 from flatout.web.charts import NUM_COLORS, ChartData, ChartLine
-from flatout.web.page import PageRequest, not_accessible
+from flatout.web.page import PageRequest
 
 _PANELS = ("utilization", "gpu_memory_bytes", "gpu_power_w", "gpu_temperature_c",
            "host_memory_bytes", "disk_bytes_per_s")  # fmt: skip
@@ -45,27 +45,42 @@ def time_view(request: PageRequest) -> TimeView:
     )
 
 
+class MachineCharts(msgspec.Struct, frozen=True, kw_only=True):
+    """The charts of a time. problems: why they are incomplete.
+
+    share_read: of the samples; below 1, the others are being added to the index.
+    """
+
+    charts: tuple[ChartData, ...] = ()
+    problems: tuple[Finding, ...] = ()
+    share_read: float = 1.0
+
+
 def machine_charts(
-    view: TimeView, panel: str | None = None
-) -> tuple[list[ChartData], list[Finding]]:
-    """The charts of that time, and why there are none."""
-    try:
-        curves = machine_curves(view.first_s, view.last_s, columns=_MOST_COLUMNS, panel=panel)
-    except FlatoutError as error:
-        return [], [finding_from(error)]
-    except OSError as error:
-        return [], [finding_from(not_accessible(error))]
+    indexing: BackgroundQuery[None], view: TimeView, panel: str | None = None
+) -> MachineCharts:
+    """The charts of that time, from what is in the index; more of it is made meanwhile."""
+    curves, errors = machine_curves(
+        view.first_s, view.last_s, columns=_MOST_COLUMNS, panel=panel
+    )  # fmt: skip
+    # Only now: it would slow down the reading.
+    failed = indexing.latest().problem
+    found = [*map(finding_from, errors), *([failed] if failed is not None else [])]
+    # A cause that concerns all days is named once.
+    problems = {finding.rule: finding for finding in found}
     least_gap_s = max(_LEAST_GAP_S, _GAP_COLUMNS * (view.last_s - view.first_s) // _MOST_COLUMNS)
     charts = [_chart(name, curves, least_gap_s) for name in _PANELS]
-    return [chart for chart in charts if chart.lines], []
+    return MachineCharts(
+        charts=tuple(chart for chart in charts if chart.lines),
+        problems=tuple(problems.values()),
+        share_read=curves.share_read,
+    )
 
 
 def _chart(panel: str, curves: MetricCurves, least_gap_s: int) -> ChartData:
     found = [curve for curve in curves.curves if curve.panel == panel and curve.steps]
     lines = [_line(curve, number, least_gap_s) for number, curve in enumerate(found)]
-    return ChartData(
-        panel=panel, lines=tuple(lines), is_log=False, is_time=True, share_read=curves.share_read
-    )
+    return ChartData(panel=panel, lines=tuple(lines), is_log=False, is_time=True)
 
 
 def _line(curve: MetricCurve, number: int, least_gap_s: int) -> ChartLine:

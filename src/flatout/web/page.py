@@ -8,12 +8,19 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.datastructures import QueryParams
 
+from flatout.cluster.model.cluster import ClusterState
+from flatout.doctor.model.diagnosis import Examined
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import Finding, finding_from
-from flatout.web.cluster_watch import ClusterWatch
-from flatout.web.health import HealthWatch
+from flatout.web.background_query import (
+    BackgroundQuery,
+    cluster_here,
+    machine_health,
+    sample_indexing,
+)
 from flatout.web.machine_change import MachineChanges
 from flatout.web.run_cache import RunCache
+from flatout.web.sweep_cache import SweepCache
 
 T = TypeVar("T")
 
@@ -22,17 +29,20 @@ class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     """What outlives a request."""
 
     runs: RunCache
-    health: HealthWatch
+    health: BackgroundQuery[Examined] = msgspec.field(default_factory=machine_health)
+    cluster: BackgroundQuery[ClusterState] = msgspec.field(default_factory=cluster_here)
+    indexing: BackgroundQuery[None] = msgspec.field(default_factory=sample_indexing)
+    sweeps: SweepCache = msgspec.field(default_factory=SweepCache)
     changes: MachineChanges = msgspec.field(default_factory=MachineChanges)
-    cluster: ClusterWatch = msgspec.field(default_factory=ClusterWatch)
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a page. run: the id in the address, where the address has one."""
+    """A request for a page. run, sweep: the id in the address, where the address has one."""
 
     context: PageContext
     query: QueryParams
     run: str = ""
+    sweep: str = ""
 
     def number(self, name: str, least: int, most: int) -> int | None:
         """A number of the query, within its limits; None where there is none."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from flatout import __version__
-from flatout.schema.addresses import masked
+from flatout.schema.addresses import masked, masked_document
 from flatout.schema.plan import edit_text
 from flatout.schema.suggested_command import typed_value
 from flatout.schema.units import (
@@ -29,6 +29,7 @@ from flatout.web.bench_pictures import add_pictures
 from flatout.web.charts import picture, value_text
 from flatout.web.gate import GateRules
 from flatout.web.page import WebPage
+from flatout.web.sweep_pictures import add_sweep_pictures
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
 LANGUAGE_COOKIE = "flatout_language"
@@ -55,7 +56,8 @@ def as_json(page: WebPage, status: int = 200) -> Response:
 
 def document_of(page: WebPage) -> str:
     """The data of a page as a JSON document."""
-    return masked(msgspec.json.format(msgspec.json.encode(page.data), indent=2).decode())
+    document = msgspec.json.format(msgspec.json.encode(page.data), indent=2)
+    return masked_document(document.decode())
 
 
 def as_html(page: WebPage, request: Request, rules: GateRules, status: int = 200) -> Response:
@@ -115,12 +117,17 @@ def _environment() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {"picture": picture, "value_text": value_text}
     add_pictures(environment)
+    add_sweep_pictures(environment)
     return environment
 
 
 def moment_text(at: float) -> str:
-    """A local time of day that sorts: 2026-11-21 04:17."""
-    return datetime.fromtimestamp(at).isoformat(sep=" ", timespec="minutes")
+    """A local time of day that sorts: 2026-11-21 04:17; a dash where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(at).isoformat(sep=" ", timespec="minutes")
+    # A damaged file has any number; what the limit is, and the error, depend on the platform.
+    except (OverflowError, ValueError, OSError):
+        return "-"
 
 
 def metric_text(value: float | None, name: str) -> str:

@@ -18,7 +18,6 @@ from flatout.runs.listing import listed_run
 from flatout.runs.model.listed import ListedRun
 from flatout.schema.run import Run
 from flatout.schema.run_lines import Validated
-from flatout.system.store.metric_index import forget_removed_runs
 from flatout.system.store.run_folder import RunFolder, run_paths, validations_of
 
 # Of a run's validations, the best one and so many of the last are kept.
@@ -44,23 +43,28 @@ class RunCache:
 
     Args:
         list_paths: folders of the runs that there are, oldest first.
-
-    parsing: held by whatever parses an experiment: in Python 3.11 `ast.parse` fails where two
-    threads do (SystemError: AST constructor recursion depth mismatch).
     """
 
     def __init__(self, list_paths: Callable[[], list[Path]] = run_paths) -> None:
         self._list_paths = list_paths
-        self._lock, self.parsing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._entries: dict[Path, _Entry] = {}
+        # As they were listed last.
+        self._by_id: dict[str, Path] = {}
 
     def paths(self) -> list[Path]:
-        """Folders of all runs, oldest first."""
-        return self._list_paths()
+        """Folders of all runs, oldest first. What is known about others is forgotten."""
+        paths = [path for path in self._list_paths() if _is_text(path.name)]
+        self._by_id = {path.name: path for path in paths}
+        with self._lock:
+            if len(self._entries) > len(paths):
+                for path in self._entries.keys() - set(paths):
+                    del self._entries[path]
+        return paths
 
     def has(self, run_id: str) -> bool:
         """Whether there is a run of that id."""
-        return any(path.name == run_id for path in self._list_paths())
+        return self._path_of(run_id) is not None
 
     def find(self, run_id: str) -> RunFolder:
         """A run by its id, which is looked up; it is never part of a path.
@@ -68,10 +72,17 @@ class RunCache:
         Raises:
             UsageError: unknown-run.
         """
-        for path in self._list_paths():
-            if path.name == run_id:
-                return RunFolder(path)
-        raise UsageError("unknown-run", f"there is no run `{run_id}`.", fix="list runs: /runs")
+        path = self._path_of(run_id)
+        if path is None:
+            raise UsageError("unknown-run", f"there is no run `{run_id}`.", fix="list runs: /runs")
+        return RunFolder(path)
+
+    def _path_of(self, run_id: str) -> Path | None:
+        """The folder of that name among the runs; they are listed again where it is not known."""
+        path = self._by_id.get(run_id)
+        if path is None or not os.path.lexists(path):
+            self.paths()
+        return self._by_id.get(run_id)
 
     def rows(self, paths: Iterable[Path]) -> list[ListedRun]:
         """These runs, in this order; without those that were removed in the meantime."""
@@ -92,19 +103,15 @@ class RunCache:
             entry = self._entries.get(path)
         stamp = _stamp(path)
         if entry is None or entry.stamp != stamp or _may_have_ended(entry.row, path):
-            with self.parsing:
-                entry = _read(path, stamp, entry)
+            entry = _read(path, stamp, entry)
             with self._lock:
                 self._entries[path] = entry
         return entry.row
 
-    def forget_removed(self) -> None:
-        """Drops what is known about runs that no longer exist."""
-        paths = run_paths()
-        with self._lock:
-            for path in self._entries.keys() - set(paths):
-                del self._entries[path]
-        forget_removed_runs(path.name for path in paths)
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be in a page; in Linux a folder's name may be any bytes."""
+    return name.isascii() or name.encode(errors="replace").decode() == name
 
 
 def _read(path: Path, stamp: _Stamp, before: _Entry | None) -> _Entry:

@@ -9,6 +9,7 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from flatout.cluster import api as cluster_api
 from flatout.errors import FlatoutError
 from flatout.runs import api as runs_api
 from flatout.runs.supervisor import Supervisor
@@ -40,9 +41,7 @@ class RunChanges:
         filled = TrainForm.of(form)
         try:
             asked, _ = planned(self._context, filled)
-            # It parses the experiment again.
-            with self._context.runs.parsing:
-                supervisor = runs_api.begin(asked, Interrupts(), is_attached=False)
+            supervisor = cluster_api.begin(asked, Interrupts(), is_attached=False)
             problem = _began(supervisor)
         except FlatoutError as error:
             problem = finding_from(error)
@@ -88,3 +87,6 @@ def _follow(supervisor: Supervisor, said: queue.SimpleQueue[Finding | None]) -> 
     # A page that says so is better than a thread that ends unseen.
     except Exception as error:  # noqa: BLE001
         said.put(internal_error(error))
+    finally:
+        # The command line frees it by ending.
+        supervisor.folder.attended.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from flatout.schema.run_lines import Event, Tuned
 from flatout.schema.suggested_command import resume_run, show_command, stop_command
 from flatout.schema.tuning import Decision, Result
 from flatout.system import atomic_files
+from flatout.system.store.daily_files import size_bytes
 from flatout.system.store.log_tail import log_names, log_tail
 from flatout.system.store.run_folder import RunFolder
 from flatout.web.charts import charts_of
+from flatout.web.live import state_of
 from flatout.web.page import PageRequest, Section, WebPage, section
 from flatout.web.run_row import run_row
 
@@ -33,8 +36,8 @@ def run_page(request: PageRequest) -> WebPage:
         UsageError: unknown-run.
     """
     folder = request.context.runs.find(request.run)
-    # Before anything is read: the live view begins here.
-    position = (_size(folder.events), _size(folder.metrics))
+    # Before anything is read: what comes later is news.
+    state = state_of(folder)
     row = request.context.runs.row(folder.path)
     run = row.run if row is not None else None
     charts, chart_problems = charts_of(request.context, [folder.path.name], CurveView())
@@ -43,12 +46,12 @@ def run_page(request: PageRequest) -> WebPage:
         data={
             "id": folder.path.name,
             "run": run,
-            "is_stopping": folder.stop.exists(),
+            "is_stopping": os.path.exists(folder.stop),
             "row": run_row(row) if row is not None else None,
-            "position": f"{position[0]}-{position[1]}",
+            "state": state,
             "metrics": row.metrics if row is not None else {},
             "parameters": row.parameters if row is not None else {},
-            **(_facts(run) if isinstance(run, Run) else _NO_FACTS),
+            **(_facts(request, run) if isinstance(run, Run) else _NO_FACTS),
             "charts": charts,
             "chart_problems": chart_problems,
             "history": section(lambda: _history(folder)),
@@ -60,27 +63,22 @@ def run_page(request: PageRequest) -> WebPage:
 
 # Of a run that cannot be read.
 _NO_FACTS: dict[str, Any] = {
-    "is_damaged": True, "is_live": False, "commands": {}, "recipe": [],
+    "is_damaged": True, "is_live": False, "has_sweep": False, "commands": {}, "recipe": [],
     "utilization": Section(), "split_s": Section(),
 }  # fmt: skip
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(request: PageRequest, run: Run) -> dict[str, Any]:
+    sweep = run.header.sweep
     return {
         "is_damaged": False,
         "is_live": run.status == "running",
+        "has_sweep": sweep is not None and request.context.sweeps.has(sweep.sweep),
         "commands": _commands(run),
         "recipe": _recipe(run),
         "utilization": section(lambda: _utilization(run)),
         "split_s": section(lambda: _split(run)),
     }
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _commands(run: Run) -> dict[str, str]:
@@ -92,7 +90,7 @@ def _commands(run: Run) -> dict[str, str]:
 
 
 def _utilization(run: Run) -> Any:
-    if _size(RunFolder(Path(run.folder)).metrics) > _MOST_RATED_BYTES:
+    if size_bytes(RunFolder(Path(run.folder)).metrics) > _MOST_RATED_BYTES:
         return None
     return runs_api.with_utilization(run).utilization
 

@@ -16,8 +16,9 @@ from flatout.runs.start import PlannedRun, plan_run
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.suggested_command import resume_command, train_command
 from flatout.schema.train_request import TrainRequest
+from flatout.schema.units import size_text
 from flatout.system.signals import Interrupts
-from flatout.system.store.run_folder import RunFolder, run_in_use
+from flatout.system.store.run_folder import RunFolder, read_run, run_in_use
 from flatout.web.page import PageContext, PageRequest, WebPage
 
 # Before the name of a parameter, in the form: so that none is called like another field.
@@ -58,16 +59,20 @@ class TrainForm(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def request(self, run: RunFolder | None) -> TrainRequest:
-        """The same as `flatout train` has it. run: the one to resume.
+        """The same as `flatout train` has it. run: the one to resume, where it was trained last.
 
         Raises:
-            UsageError: wrong-usage.
+            UsageError: wrong-usage; RunFailed: damaged-file.
         """
         epochs = _epochs(self.epochs)
         if run is not None:
+            # As the command on the run's page does.
+            last = read_run(run).last_change
+            free_bytes = last.leave_free_bytes
             return TrainRequest(
-                resume=str(run.path), epochs=epochs, device=self.device, tune="auto"
-            )
+                resume=str(run.path), epochs=epochs, device=self.device, tune="auto", on=last.on,
+                python=last.python, leave_free=size_text(free_bytes) if free_bytes else None,
+            )  # fmt: skip
         settings = tuple(f"{name}={text}" for name, text in self.settings.items())
         return TrainRequest(
             experiment=self.experiment, settings=settings, epochs=epochs, device=self.device,
@@ -86,12 +91,13 @@ def form_page(
 ) -> WebPage:  # fmt: skip
     """The form as it was filled in, with its plan. problem: why it could not be carried out."""
     fields: tuple[Parameter, ...] = ()
-    plan = None
+    is_known, plan = False, None
     try:
-        if form.experiment:
-            fields = known_parameters(context, form.experiment)
         if form.resume:
             context.runs.find(form.resume)
+        elif form.experiment:
+            fields = known_parameters(form.experiment)
+        is_known = bool(form.resume or form.experiment)
         if form.is_planned and problem is None:
             plan = _plan(context, form, fields)
     except FlatoutError as error:
@@ -102,10 +108,11 @@ def form_page(
             "built_ins": experiment_source.built_in_names(),
             "files": experiment_source.files_here(),
             "form": form,
+            "is_known": is_known,
             "fields": [_field(parameter, form) for parameter in fields],
             # It would override the experiment's own.
             "has_epochs": not any(parameter.name in _LENGTHS for parameter in fields),
-            "devices": _devices(context),
+            "devices": _devices(context, form.device),
             "plan": plan,
             "problem": problem,
         },
@@ -125,19 +132,17 @@ def planned(context: PageContext, form: TrainForm) -> tuple[TrainRequest, Planne
     if run is not None and runs_api.is_stopping(request):
         raise run_in_use(run)
     request.check()
-    with context.runs.parsing:
-        return request, plan_run(request, Interrupts())
+    return request, plan_run(request, Interrupts())
 
 
-def known_parameters(context: PageContext, experiment: str) -> tuple[Parameter, ...]:
+def known_parameters(experiment: str) -> tuple[Parameter, ...]:
     """The parameters of an experiment that can be chosen here.
 
     Raises:
         UsageError: unknown-experiment, and what its text says.
     """
     _check_name(experiment)
-    with context.runs.parsing:
-        return parameters_of(experiment)
+    return parameters_of(experiment)
 
 
 def _check_name(experiment: str) -> None:
@@ -219,8 +224,10 @@ def _field(parameter: Parameter, form: TrainForm) -> dict[str, Any]:
     }
 
 
-def _devices(context: PageContext) -> list[str]:
+def _devices(context: PageContext, chosen: str) -> list[str]:
     """Devices to choose from; of GPUs, those that the machine is known to have."""
-    examined = context.health.latest().examined
+    examined = context.health.latest().value
     gpus = examined.machine.gpus if examined is not None else ()
-    return ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{gpu.index}" for gpu in gpus)]
+    known = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{gpu.index}" for gpu in gpus)]
+    # While the machine is being examined, it may be one of those that are not known yet.
+    return list(dict.fromkeys([*known, chosen]))

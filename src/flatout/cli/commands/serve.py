@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -10,6 +11,9 @@ from flatout.cli import completion_words
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.serve_swap import command as swap
 from flatout.cli.options import in_cluster, model_options
+
+# With a single colon, it would have a port: an IPv6 address has at least two.
+_HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*")
 
 
 def _number_or_auto(
@@ -21,6 +25,19 @@ def _number_or_auto(
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
         raise click.BadParameter(f"`{text}` is not a number from 1, or auto.")
     return int(text)
+
+
+def _host_names(
+    context: click.Context, option: click.Parameter, text: str
+) -> tuple[str, ...]:  # fmt: skip
+    """Names in lower case, from a text with commas."""
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    for name in names:
+        if not _HOST_NAME.fullmatch(name):
+            raise click.BadParameter(
+                f"`{name}` is not the name of a host, such as api.example.com."
+            )  # fmt: skip
+    return names
 
 
 @click.command("serve", cls=LazyGroup, invoke_without_command=True)
@@ -49,6 +66,10 @@ def _number_or_auto(
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
     help="Address to listen on; 0.0.0.0 is open to other computers.",
+)  # fmt: skip
+@click.option(
+    "--allowed-hosts", default="", metavar="NAME,...", callback=_host_names,
+    help="More host names that clients may use; * allows all, *.example.com those below.",
 )  # fmt: skip
 @click.option(
     "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
@@ -83,7 +104,7 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     latency_s = parse_seconds(options.pop("latency"), "--latency")
     timeout_s = parse_seconds(options.pop("timeout"), "--timeout")
     own = {name: options.pop(name) for name in ("num_replicas", "max_samples", "host", "port",
-                                                "max_queue")}  # fmt: skip
+                                                "allowed_hosts", "max_queue")}  # fmt: skip
     request = ServeRequest(
         **own,
         latency_s=latency_s,

@@ -9,6 +9,7 @@ import click
 from flatout.cli import completion_words
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.sweep_show import command as show_sweep
+from flatout.cli.config_option import config_file
 from flatout.cli.experiment_command import ExperimentCommand
 from flatout.cli.options import json_document
 
@@ -72,6 +73,11 @@ class _SweepCommand(ExperimentCommand, LazyGroup):
     help="Train each trial in N processes: local:N, torchrun:N, ray:N, cluster, "
          "http://HOST:8265.",
 )  # fmt: skip
+@config_file
+@click.option(
+    "--track", multiple=True, metavar="TRACKER[:WHERE]",
+    help="Send each trial to `mlflow` or `wandb`; `none` sends none.",
+)  # fmt: skip
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
 @click.option(
@@ -91,7 +97,8 @@ def command(is_json: bool, **options: Any) -> int:
     from flatout.schema.train_request import TrainRequest
 
     names = (
-        "experiment", "settings", "uses", "epochs", "steps", "seed", "tune", "on", "python", "env",
+        "experiment", "settings", "uses", "epochs", "steps", "seed", "tune", "on", "config",
+        "track", "python", "env",
     )  # fmt: skip
     given = {name: options.pop(name) for name in names}
     given["tune"] = given["tune"] or (

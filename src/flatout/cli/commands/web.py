@@ -44,7 +44,7 @@ _OF_COPY = {"runs": "--run", "conditions": "--where"}
     "--json", "is_json", is_flag=True, help="Print the address or the copy as a JSON document."
 )
 @click.pass_context
-def command(context: click.Context, folder: str | None, is_json: bool, **options: Any) -> None:
+def command(context: click.Context, /, folder: str | None, is_json: bool, **options: Any) -> None:
     """Show this machine and its runs in a browser.
 
     The server runs until Ctrl-C. Nothing is loaded from other servers.
@@ -99,4 +99,7 @@ def _serve(options: dict[str, Any], *, is_json: bool) -> None:
             show.print_lines(show.make_console(), [*lines, ("end", "Ctrl-C")])
         # A program that started this one may be waiting for the address.
         sys.stdout.flush()
-        server.run()
+        goal = server.run()
+    if goal is not None and not is_json:
+        waiting = f"for a change to this machine to end: {goal}; Ctrl-C interrupts it"
+        show.print_lines(show.make_console(), [("waiting", waiting)])

@@ -10,6 +10,7 @@ from flatout.cluster import api as cluster_api
 from flatout.errors import FlatoutError
 from flatout.monitor import sweep_plots
 from flatout.runs import api as runs_api
+from flatout.runs import trackers
 from flatout.runs.sweep import result
 from flatout.schema.finding import finding_from
 from flatout.schema.suggested_command import command_line
@@ -31,8 +32,9 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
     _show(sweep, plots, is_json=is_json)
     if interrupts.count:
         show.print_note(f"resume it: {command_line(['flatout', 'sweep', '--resume', sweep.id])}")
-        return _INTERRUPTED_CODE
-    return 0
+    for finding in trackers.sweep_findings(sweep):
+        show.print_finding(finding)
+    return _INTERRUPTED_CODE if interrupts.count else 0
 
 
 def show_sweep(text: str, *, has_plots: bool, is_json: bool) -> None:

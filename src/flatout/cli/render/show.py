@@ -21,7 +21,7 @@ from flatout.cli.render.machine_use_lines import machine_use_lines
 from flatout.cli.render.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.runs.model.listed import DataState
 from flatout.runs.model.new_experiment import NewExperiment
-from flatout.schema.addresses import masked
+from flatout.schema.addresses import masked_document
 from flatout.schema.class_report import Results
 from flatout.schema.export_protocol import ExportRequest
 from flatout.schema.finding import Finding
@@ -72,7 +72,7 @@ def make_console(*, is_error: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """One document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    sys.stdout.write(masked(text.decode()) + "\n")
+    sys.stdout.write(masked_document(text.decode()) + "\n")
 
 
 def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> None:
@@ -81,7 +81,7 @@ def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> N
     sys.stdout.write(f'{text.removesuffix("}").rstrip()},\n  "{name}": [')
     separator = "\n    "
     for value in values:
-        sys.stdout.write(separator + masked(msgspec.json.encode(value).decode()))
+        sys.stdout.write(separator + masked_document(msgspec.json.encode(value).decode()))
         separator = ",\n    "
     sys.stdout.write("\n  ]\n}\n")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from flatout.engine.predict.array_rows import Array, array_rows
-from flatout.engine.serve.batch_times import best_size, measured_sizes
+from flatout.engine.serve.batch_times import best_size, clock_for, measured_sizes
 from flatout.engine.serve.input_arrays import arrays_of, wire_tensor
 from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
 from flatout.schema.export_protocol import ExportedFacts
@@ -60,7 +60,10 @@ class ExportedModel:
         facts = self._facts
         example = _example(facts)
         self.usual_keys = {self.read(example).key}
-        batch_s = yield from measured_sizes(self, example, start.latency_s, start.max_samples)
+        clock = clock_for(self._device, self._num_threads)
+        batch_s = yield from measured_sizes(
+            self, example, start.latency_s, start.max_samples, clock
+        )  # fmt: skip
         return ServedModel(
             name=self._name,
             version=f"{facts.run}.{facts.step}" if facts.run else self._name,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.engine.serve.batch_times import best_size, measured_sizes
+from flatout.engine.serve.batch_times import best_size, clock_for, measured_sizes
 from flatout.engine.serve.inference_recipe import SpeedTrial
 from flatout.engine.serve.input_reader import named_tensors, specs_of
 from flatout.engine.serve.sample_inputs import SampleInputs, find_sample_inputs
@@ -39,7 +39,10 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
     batch_s: dict[int, float] = {}
     if example is not None:
         model.usual_keys = {reader.read(example).key}
-        batch_s = yield from measured_sizes(model, example, start.latency_s, start.max_samples)
+        clock = clock_for(predictor.device.type, torch.get_num_threads())
+        batch_s = yield from measured_sizes(
+            model, example, start.latency_s, start.max_samples, clock
+        )  # fmt: skip
     name = predictor.folder.path.name if predictor.folder is not None else "model"
     return ServedModel(
         name=name,

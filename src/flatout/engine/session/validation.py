@@ -186,7 +186,10 @@ class Validator:
                 # All ranks go through the model together, and must draw the same on the way.
                 seed = rng.mixed_seed(session.seed, "samples", session.position.step)
                 rng.seed_generators(seed)
-            generated = generate(model)
+            # Each token is a step of the model: next to a busy program, unplaced threads took
+            # longer for one text than for all of a training's steps.
+            with session.placement:
+                generated = generate(model)
         texts = (generated,) if isinstance(generated, str) else generated
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise UsageError(

@@ -35,6 +35,7 @@ from flatout.system.signals import Interrupts
 from flatout.system.store import interpreters, run_folder, run_tail, sweep_folder
 from flatout.system.store.run_folder import RunFolder, read_run
 from flatout.system.store.sweep_folder import SweepFolder
+from flatout.system.tracker_process import kept_trackers
 
 # A worker that is lost is replaced so often.
 _MOST_RESTARTS = 3
@@ -60,8 +61,8 @@ def carry_out(
     Raises:
         UsageError: bad-sweep, bad-sweep-range, sweep-varies-nothing, sweep-exists, unknown-sweep,
             sweep-in-use, experiment-changed, unknown-metric, no-validation-data,
-            optuna-not-installed, and what starting a training says; RunFailed: sweep-trials-fail,
-            sweep-damaged.
+            optuna-not-installed, bad-tracker, and what starting a training says;
+            RunFailed: sweep-trials-fail, sweep-damaged.
     """
     request.check()
     folder = sweep_folder.find_sweep(request.resume) if request.resume is not None else None
@@ -112,8 +113,9 @@ def _planned(request: SweepRequest) -> SweepHeader:
         request.training,
         experiment=source.file or source.name,
         settings=fixed,
-        # A path that holds wherever the sweep is resumed.
+        # Paths that hold wherever the sweep is resumed.
         python=interpreters.find_interpreter(python) if python is not None else None,
+        track=kept_trackers(request.training.track),
     )
     metric, direction = request.metric, request.direction
     header = SweepHeader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -25,14 +26,36 @@ def read_sweep(text: str) -> Sweep:
     Raises:
         UsageError: unknown-sweep, sweep-of-another-version; RunFailed: sweep-damaged.
     """
-    folder = sweep_folder.find_sweep(text)
-    header = sweep_folder.read_header(folder)
-    trials = trials_of(folder, header).values()
+    sweep = sweep_in(sweep_folder.find_sweep(text))
     try:
-        importances = Proposals(header, trials).importances()
+        importances = importances_of(sweep)
     except UsageError:
         importances = {}  # Without Optuna, the rest can be shown all the same.
-    return with_best(sweep_of(folder, header, trials), importances)
+    return msgspec.structs.replace(sweep, importances=importances)
+
+
+def sweep_in(folder: SweepFolder) -> Sweep:
+    """The sweep of a folder as it stands, without the importances.
+
+    Raises:
+        UsageError: sweep-of-another-version; RunFailed: sweep-damaged.
+    """
+    header = sweep_folder.read_header(folder)
+    return with_best(sweep_of(folder, header, trials_of(folder, header).values()), {})
+
+
+def importances_of(sweep: Sweep) -> dict[str, float]:
+    """How much each parameter matters; empty if too few trials have finished.
+
+    Raises:
+        UsageError: optuna-not-installed; RunFailed: sweep-damaged.
+    """
+    finished = [one for one in sweep.trials if one.status == "finished"]
+    try:
+        return Proposals(sweep.header, finished).importances()
+    except ValueError as error:
+        # A parameter outside its range.
+        raise sweep_folder.damaged(SweepFolder(Path(sweep.folder)), str(error)) from error
 
 
 def run_of(header: SweepHeader, trial: int) -> RunFolder:

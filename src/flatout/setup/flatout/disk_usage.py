@@ -215,13 +215,14 @@ def _caches(state: Path) -> _DiskCategory:
     update_file = folders.compat_update_file()
     return _DiskCategory(
         kind="caches",
-        text="downloaded wheels, responses of package indexes, reports of crashes and of the last "
-        "failed start, leftovers of interrupted removals",
+        text="downloaded wheels, responses of package indexes, curves of `flatout web`, reports of "
+        "crashes and of the last failed start, leftovers of interrupted removals",
         folder=cache,
         paths=[
             *[path for name in folders.cached_names() for path in _below(cache, name)],
             *_below(update_file.parent, update_file.name),
             *_below(state / "indexes", "*"),
+            *_below(state / "web", "*"),
             *_below(state / "crashes", "*"),
             *_below(state, "failed-start"),
             *_left_overs(run_paths()),

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ from flatout.system.store.run_folder import RunFolder
 _FINE_LINES = 64
 _COARSE_LINES = 2048
 _FINE, _COARSE = 0, 1
-_VERSION = 1
+_VERSION = 2
 # Of the file's content before the place that was read to: whether it is still the same file.
 _MARK_BYTES = 64
 _SCHEMA = """
@@ -40,19 +40,19 @@ CREATE TABLE curve (
   UNIQUE (panel, line)
 );
 CREATE TABLE bucket (
-  curve INTEGER, level INTEGER, start INTEGER, end INTEGER, num INTEGER,
+  curve INTEGER, level INTEGER, start INTEGER, num INTEGER,
   first_step INTEGER, last_step INTEGER,
   low REAL, low_step INTEGER, high REAL, high_step INTEGER,
   PRIMARY KEY (curve, level, start)
 ) WITHOUT ROWID;
 """
 
+T = TypeVar("T")
+
 # (panel, line)
 _Key = tuple[str, str]
 # (step, value)
 _Point = tuple[int, float]
-
-
 # Of a line: its step, and (panel, line, value); None is a value that is not finite.
 _LineValues = tuple[int, Iterable[tuple[str, str, float | None]]]
 
@@ -84,6 +84,8 @@ class _MetricLine(msgspec.Struct):
     memory_bytes: float | None = None
     power_w: float | None = None
     metrics: dict[str, float | None] = {}
+    name: str = ""
+    value: float | None = None
 
 
 class _Bucket(msgspec.Struct):
@@ -134,29 +136,68 @@ def metric_curves(
 
 
 def curves_in(
-    file: IndexedFile, view: CurveView, *, panel: str | None = None, budget_s: float = 0.25
+    file: IndexedFile,
+    view: CurveView,
+    *,
+    panel: str | None = None,
+    budget_s: float | None = 0.25,
 ) -> MetricCurves:
-    """The curves of a file: see `metric_curves`. budget_s: below 0, nothing new is read.
+    """The curves of a file: see `metric_curves`.
+
+    budget_s: None adds nothing to the index, and waits for no one who does. Of a file that grows,
+    the lines of a block after those in the index are read all the same.
 
     Raises:
         RunFailed: damaged-file, curves-not-indexed.
     """
+    if budget_s is None and file.is_finished and not file.index.exists():
+        return MetricCurves(curves=(), share_read=0.0)
+    none = MetricCurves(curves=())
+    return _with_index(file, lambda index: index.curves(view, panel, budget_s), none)
+
+
+def index_lines(file: IndexedFile, budget_s: float) -> bool:
+    """Adds lines to the index for about so long; whether it then has all that it can have.
+
+    Raises:
+        RunFailed: damaged-file, curves-not-indexed.
+    """
+    return _with_index(file, lambda index: index.grow(budget_s) == 1.0, True)
+
+
+def _with_index(file: IndexedFile, use: Callable[[_Index], T], missing: T) -> T:
+    """Uses the index of a file. missing: the answer where there is no such file."""
     path = file.index
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    for is_retry in (False, True):
+    with atomic_files.mapped_os_errors(file.path):
         try:
-            with contextlib.closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as db:
-                return _Index(db, file).curves(view, panel, budget_s)
-        except sqlite3.OperationalError as error:
-            raise _not_indexed(path, error) from error
-        except sqlite3.DatabaseError as error:
-            # Damaged, such as by a power cut: everything in it can be read again.
-            if is_retry:
+            lines = atomic_files.open_file(file.path)
+        except FileNotFoundError:
+            return missing
+        with lines:
+            try:
+                return _used(path, lambda db: use(_Index(db, file, lines)))
+            except sqlite3.OperationalError as error:
                 raise _not_indexed(path, error) from error
-            with atomic_files.mapped_os_errors(path):
-                path.unlink(missing_ok=True)
-    raise AssertionError("the second attempt returns or raises")
+            except sqlite3.DatabaseError:
+                # Damaged, such as by a power cut: everything in it can be read again.
+                with atomic_files.mapped_os_errors(path):
+                    path.unlink(missing_ok=True)
+            try:
+                return _used(path, lambda db: use(_Index(db, file, lines)))
+            except sqlite3.DatabaseError as error:
+                raise _not_indexed(path, error) from error
+
+
+def _used(path: Path, use: Callable[[sqlite3.Connection], T]) -> T:
+    with contextlib.closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as db:
+        # It can be made again, so it need not survive a power cut.
+        db.execute("PRAGMA synchronous = OFF")
+        found = use(db)
+        # Only now: another process might add the lines of the rest in the meantime.
+        db.execute("COMMIT")
+        return found
 
 
 def index_folder() -> Path:
@@ -185,44 +226,54 @@ def _not_indexed(path: Path, error: sqlite3.Error) -> RunFailed:
 class _Index:
     """The index of one file, while it is open."""
 
-    def __init__(self, db: sqlite3.Connection, file: IndexedFile) -> None:
+    def __init__(self, db: sqlite3.Connection, file: IndexedFile, lines: BinaryIO) -> None:
         self._db = db
         self._file = file
-        self._path = file.path
+        self._lines = lines
         # The lines after the last whole block.
         self._rest: list[_Bucket] = []
 
-    def curves(self, view: CurveView, panel: str | None, budget_s: float) -> MetricCurves:
-        # It can be made again, so it need not survive a power cut.
-        self._db.execute("PRAGMA synchronous = OFF")
-        with atomic_files.mapped_os_errors(self._path):
-            try:
-                file = atomic_files.open_file(self._path)
-            except FileNotFoundError:
-                return MetricCurves(curves=())
-            with file:
-                self._db.execute("BEGIN IMMEDIATE")
-                share_read, read_s = self._advance(file, budget_s)
-                self._db.execute("COMMIT")
-                num_unread = self._db.execute("SELECT num_unread FROM reading").fetchone()[0]
-                return MetricCurves(
-                    curves=tuple(self._curves(file, view, panel)),
-                    share_read=share_read,
-                    num_unread=num_unread + sum(bucket.num_unread for bucket in self._rest),
-                    read_s=read_s,
-                )
+    def curves(self, view: CurveView, panel: str | None, budget_s: float | None) -> MetricCurves:
+        share_read = self._look() if budget_s is None else self.grow(budget_s)
+        num_unread = self._db.execute("SELECT num_unread FROM reading").fetchone()[0]
+        return MetricCurves(
+            curves=tuple(self._curves(view, panel)),
+            share_read=share_read,
+            num_unread=num_unread + sum(bucket.num_unread for bucket in self._rest),
+        )
 
-    def _advance(self, file: BinaryIO, budget_s: float) -> tuple[float, float]:
-        """Reads on for about so long.
+    def _look(self) -> float:
+        """Opens the index as it is now; returns the share of the file that can be shown."""
+        self._db.execute("BEGIN")
+        end = self._stored_end()
+        if end is None:
+            # These hide the tables of the file, which is not locked for that.
+            self._make_tables("TEMP")
+            end = 0
+        size = self._lines.seek(0, 2)
+        self._lines.seek(end)
+        if not self._lines.readline().endswith(b"\n"):
+            return 1.0
+        if not self._file.is_finished:
+            self._lines.seek(end)
+            self._rest = _read_block(self._lines, end, self._file.read)
+            end = self._rest[-1].end if _is_whole(self._rest) else size
+        return end / size
 
-        Returns the share of the file that has been read, and the time that storing more of it took.
-        """
-        end = self._end_in(file)
-        size = file.seek(0, 2)
-        file.seek(end)
-        began_s, read_s, stored = elapsed_s(), 0.0, end
-        while budget_s >= 0:
-            block = _read_block(file, end, self._file.read)
+    def grow(self, budget_s: float) -> float:
+        """Reads on for about so long; returns the share of the file that has been read."""
+        self._db.execute("BEGIN IMMEDIATE")
+        end = self._stored_end()
+        if end is None:
+            for table in ("reading", "curve", "bucket"):
+                self._db.execute(f"DROP TABLE IF EXISTS {table}")
+            self._make_tables()
+            end = 0
+        size = self._lines.seek(0, 2)
+        self._lines.seek(end)
+        began_s, stored = elapsed_s(), end
+        while True:
+            block = _read_block(self._lines, end, self._file.read)
             is_last = not _is_whole(block)
             if is_last and not (self._file.is_finished and block[-1].end > end):
                 # The file ends here; more lines may come.
@@ -230,37 +281,36 @@ class _Index:
                 break
             self._store(block)
             end = stored = block[-1].end
-            read_s = elapsed_s() - began_s
-            if read_s > budget_s:
+            if elapsed_s() - began_s > budget_s:
                 break
-        self._note_position(file, stored)
-        return min(1.0, end / size) if size else 1.0, read_s
+        self._note_position(stored)
+        return min(1.0, end / size) if size else 1.0
 
-    def _note_position(self, file: BinaryIO, position: int) -> None:
+    def _note_position(self, position: int) -> None:
         """Stores how far the file has been read."""
-        file.seek(max(0, position - _MARK_BYTES))
-        mark = file.read(min(position, _MARK_BYTES))
+        self._lines.seek(max(0, position - _MARK_BYTES))
+        mark = self._lines.read(min(position, _MARK_BYTES))
         noted = self._db.execute("SELECT end, mark FROM reading").fetchone()
         if noted != (position, mark):
             self._db.execute("UPDATE reading SET end = ?, mark = ?", (position, mark))
 
-    def _end_in(self, file: BinaryIO) -> int:
-        """How far the file has been read; 0, with an empty index, where it is another one."""
+    def _stored_end(self) -> int | None:
+        """How far the index has the file; None where it is empty, or that of another file."""
         with contextlib.suppress(sqlite3.OperationalError):
             row = self._db.execute("SELECT version, created_at, end, mark FROM reading").fetchone()
             if row is not None and row[:2] == (_VERSION, self._file.created_at):
                 end, mark = row[2:]
-                file.seek(end - len(mark))
-                if file.read(len(mark)) == mark:
+                self._lines.seek(end - len(mark))
+                if self._lines.read(len(mark)) == mark:
                     return int(end)
-        for table in ("reading", "curve", "bucket"):
-            self._db.execute(f"DROP TABLE IF EXISTS {table}")
+        return None
+
+    def _make_tables(self, kind: str = "") -> None:
         for statement in _SCHEMA.split(";"):
-            self._db.execute(statement)
+            self._db.execute(statement.replace("CREATE TABLE", f"CREATE {kind} TABLE"))
         self._db.execute(
             "INSERT INTO reading VALUES (?, ?, 0, x'', 0)", (_VERSION, self._file.created_at)
         )
-        return 0
 
     def _store(self, block: list[_Bucket]) -> None:
         """Adds a whole block."""
@@ -270,7 +320,7 @@ class _Index:
         ids = {(panel, line): number for number, panel, line in self._known()}
         for bucket in block:
             for key, points in bucket.points.items():
-                place = (self._id(key, ids), _FINE, bucket.start, bucket.end)
+                place = (self._id(key, ids), _FINE, bucket.start)
                 summary = _summary(points)
                 rows.append((*place, *summary))
                 low, low_step, high, high_step = summary[3:]
@@ -282,10 +332,9 @@ class _Index:
                     " first_missing_step = coalesce(first_missing_step, ?) WHERE id = ?",
                     (len(steps), steps[0], self._id(key, ids)),
                 )
-        start, end = block[0].start, block[-1].end
-        rows += [(ids[key], _COARSE, start, end, *_summary(points))
-                 for key, points in coarse.items()]  # fmt: skip
-        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 11)})", rows)
+        start = block[0].start
+        rows += [(ids[key], _COARSE, start, *_summary(points)) for key, points in coarse.items()]
+        self._db.executemany(f"INSERT INTO bucket VALUES ({', '.join('?' * 10)})", rows)
         num_unread = sum(bucket.num_unread for bucket in block)
         self._db.execute("UPDATE reading SET num_unread = num_unread + ?", (num_unread,))
 
@@ -299,13 +348,13 @@ class _Index:
             ids[key] = added.lastrowid
         return ids[key]
 
-    def _curves(self, file: BinaryIO, view: CurveView, panel: str | None) -> Iterator[MetricCurve]:
+    def _curves(self, view: CurveView, panel: str | None) -> Iterator[MetricCurve]:
         """The curves, in the order in which they have begun."""
         ids: dict[_Key, int | None] = {(known, line): id_ for id_, known, line in self._known()}
         for bucket in self._rest:
             for key in (*bucket.points, *bucket.missing):
                 ids.setdefault(key, None)
-        raw: dict[tuple[int, int], list[_Bucket]] = {}
+        raw: dict[int, _Bucket] = {}
         for key, number in ids.items():
             if panel not in (None, key[0]):
                 continue
@@ -313,7 +362,7 @@ class _Index:
             missing = [step for bucket in self._rest for step in bucket.missing.get(key, ())]
             num_missing, first_missing = len(missing), missing[0] if missing else None
             if number is not None:
-                points = [*self._stored_points(file, number, key, view, raw), *points]
+                points = [*self._stored_points(number, key, view, raw), *points]
                 num, first = self._db.execute(
                     "SELECT num_missing, first_missing_step FROM curve WHERE id = ?", (number,)
                 ).fetchone()
@@ -326,30 +375,33 @@ class _Index:
             )  # fmt: skip
 
     def _stored_points(
-        self, file: BinaryIO, number: int, key: _Key, view: CurveView,
-        raw: dict[tuple[int, int], list[_Bucket]],
+        self, number: int, key: _Key, view: CurveView, raw: dict[int, _Bucket]
     ) -> list[_Point]:  # fmt: skip
         """A curve's points: of the coarsest level that has one for each column.
 
-        raw: what has been read of the file; the curves of a panel are in the same lines.
+        raw: what has been read of the file, by start; the curves of a panel are in the same lines.
         """
         first = view.first_step if view.first_step is not None else -1
         last = view.last_step if view.last_step is not None else 2**62
         for level in (_COARSE, _FINE):
             rows = self._db.execute(
-                "SELECT start, end, num, low_step, low, high_step, high FROM bucket"
+                "SELECT start, num, low_step, low, high_step, high FROM bucket"
                 " WHERE curve = ? AND level = ? AND last_step >= ? AND first_step <= ?"
                 " ORDER BY start",
                 (number, level, first, last),
             ).fetchall()
             if len(rows) >= view.columns:
                 break
-        if len(rows) >= view.columns or all(row[2] <= 2 for row in rows):
-            return [point for row in rows for point in _extremes(row)]
-        place = (rows[0][0], rows[-1][1])
-        if place not in raw:
-            raw[place] = list(_read_between(file, *place, self._file.read))
-        return [point for bucket in raw[place] for point in bucket.points.get(key, ())]
+        points: list[_Point] = []
+        for start, num, low_step, low, high_step, high in rows:
+            if len(rows) >= view.columns or num <= 2:
+                points += sorted({(low_step, low), (high_step, high)})
+                continue
+            if start not in raw:
+                self._lines.seek(start)
+                raw[start] = _read_bucket(self._lines, start, self._file.read)
+            points += raw[start].points.get(key, ())
+        return points
 
 
 def _summary(points: list[_Point]) -> tuple[Any, ...]:
@@ -357,11 +409,6 @@ def _summary(points: list[_Point]) -> tuple[Any, ...]:
     steps = [step for step, _ in points]
     low, high = min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
     return len(points), min(steps), max(steps), low[1], low[0], high[1], high[0]
-
-
-def _extremes(row: tuple[Any, ...]) -> list[_Point]:
-    low, high = (row[3], row[4]), (row[5], row[6])
-    return sorted({low, high})
 
 
 def _is_whole(block: list[_Bucket]) -> bool:
@@ -380,18 +427,6 @@ def _read_block(
         if bucket.num_lines < _FINE_LINES:
             break
     return buckets
-
-
-def _read_between(
-    file: BinaryIO, start: int, end: int, read: Callable[[bytes], _LineValues]
-) -> Iterator[_Bucket]:  # fmt: skip
-    file.seek(start)
-    while start < end:
-        bucket = _read_bucket(file, start, read)
-        if not bucket.num_lines:
-            return
-        yield bucket
-        start = bucket.end
 
 
 def _read_bucket(
@@ -437,6 +472,8 @@ def _values(line: _MetricLine) -> Iterator[tuple[str, str, float | None]]:
     elif line.kind == "validated":
         for panel, value in line.metrics.items():
             yield panel, "validation", value
+    elif line.kind == "logged" and line.value is not None:
+        yield line.name, "logged", line.value
 
 
 def thinned(points: list[_Point], view: CurveView) -> tuple[list[int], list[float]]:

@@ -194,12 +194,21 @@ def run_paths(parent: Path | None = None) -> list[Path]:
     folder = parent or runs_folder()
     dated = []
     with atomic_files.mapped_os_errors(folder):
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if not path.name.startswith("."):
+        for entry in list(os.scandir(folder)) if folder.is_dir() else ():
+            # A file is not asked for its run.json: there may be very many.
+            if not entry.name.startswith(".") and not _is_file(entry):
+                path = folder / entry.name
                 # A run may be removed by someone else while we look.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     dated.append((_made_at_ns(path), path))
     return [path for _, path in sorted(dated)]
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _made_at_ns(path: Path) -> int:

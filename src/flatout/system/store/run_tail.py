@@ -19,16 +19,9 @@ class RunTail:
     Args:
         folder: the run.
         is_from_end: only what a session writes that is started after this call; else everything.
-        position: of an earlier tail: only what comes after what that one has read.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        is_from_end: bool = False,
-        position: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, folder: RunFolder, *, is_from_end: bool = False) -> None:
         self._folder = folder
         is_new = not is_from_end or not folder.events.exists()
         self._events_at = 0 if is_new else folder.events.stat().st_size
@@ -37,13 +30,6 @@ class RunTail:
         # into that file means nothing.
         self._is_waiting = is_from_end
         self._last_known_step = -1
-        if position is not None:
-            self._events_at, self._metrics_at = position
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """How far it has read, in bytes of the events and of the metrics."""
-        return self._events_at, self._metrics_at
 
     def new_lines(self) -> list[Line]:
         """Lines written since the last call, in the order of their times."""

@@ -14,13 +14,17 @@ from typing import Annotated
 
 import msgspec
 
+from flatout.errors import FlatoutError
 from flatout.schema.metric_curves import CurveView, MetricCurve, MetricCurves
 from flatout.system import paths
+from flatout.system.clock import sleep_s
 from flatout.system.store.daily_files import day_files, monitor_folder, size_bytes
-from flatout.system.store.metric_index import IndexedFile, curves_in
+from flatout.system.store.metric_index import IndexedFile, curves_in, index_lines
 
 _DAY_S = 86_400
 _FEWEST_COLUMNS = 4
+# How long the index is added to without a pause.
+_TURN_S, _PAUSE_S = 0.05, 0.02
 
 
 class _HostLine(msgspec.Struct):
@@ -49,52 +53,88 @@ class _SampleLine(msgspec.Struct):
 
 
 def machine_curves(
-    first_s: int, last_s: int, *, columns: int, panel: str | None = None, budget_s: float = 0.25
-) -> MetricCurves:
-    """The curves between two times; their steps are seconds since the epoch.
+    first_s: int, last_s: int, *, columns: int, panel: str | None = None
+) -> tuple[MetricCurves, list[FlatoutError]]:
+    """The curves between two times, and why days are missing in them.
+
+    Steps are seconds since the epoch.
+
+    They come from the index, and from the last samples, which it does not have yet. Their
+    share_read is below 1 where it lacks more: see `index_samples`.
 
     Args:
         first_s, last_s: seconds since the epoch.
         columns: of a chart; a curve has at most two points in each.
         panel: None for all.
-        budget_s: what may be spent on lines that are in no index yet; the newest are read first.
-
-    Raises:
-        RunFailed: damaged-file, curves-not-indexed.
     """
-    days = list(day_files(monitor_folder()))
-    _forget_removed_days({day for day, _ in days})
-    left_s, read = budget_s, _reader()
     found: list[MetricCurves] = []
     sizes: list[int] = []
-    for day, path in reversed(days):
-        begins_s = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
+    problems: list[FlatoutError] = []
+    for begins_s, file in _days():
         begins, ends = max(first_s, begins_s), min(last_s, begins_s + _DAY_S - 1)
         if begins > ends:
             continue
-        file = IndexedFile(
-            path=path, index=_index_folder() / f"{day}.sqlite", read=read,
-            is_finished=day != days[-1][0],
-        )  # fmt: skip
         share = (ends - begins) / max(1, last_s - first_s)
         view = CurveView(
             first_step=begins, last_step=ends, columns=max(_FEWEST_COLUMNS, round(columns * share))
         )
-        curves = curves_in(file, view, panel=panel, budget_s=left_s if left_s > 0 else -1.0)
-        left_s -= curves.read_s
-        found.append(curves)
-        sizes.append(size_bytes(path))
-    return MetricCurves(curves=_joined(found[::-1]), share_read=_share_read(found, sizes))
+        try:
+            found.append(curves_in(file, view, panel=panel, budget_s=None))
+        except FlatoutError as error:
+            problems.append(error)
+            continue
+        sizes.append(size_bytes(file.path))
+    curves = MetricCurves(curves=_joined(found), share_read=_share_read(found, sizes))
+    return curves, problems
+
+
+def index_samples() -> None:
+    """Adds all samples to the index that it does not have, the newest day first.
+
+    A day of them takes seconds; a day that has ended is read once.
+
+    Raises:
+        UsageError, RunFailed: curves-not-indexed, and as the operating system says it; of several
+            days, for the newest, and after the others.
+    """
+    problems = []
+    files = [file for _, file in _days()]
+    _forget_removed_days({file.index for file in files})
+    for file in reversed(files):
+        try:
+            while not index_lines(file, _TURN_S):
+                # Those who look meanwhile need the processor, too.
+                sleep_s(_PAUSE_S)
+        except FlatoutError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+
+
+def _days() -> list[tuple[int, IndexedFile]]:
+    """Midnight of each day that is kept, and its samples; oldest first."""
+    days = list(day_files(monitor_folder()))
+    folder, read = _index_folder(), _reader()
+    return [
+        (
+            int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()),
+            IndexedFile(
+                path=path, index=folder / f"{day}.sqlite", read=read,
+                is_finished=day != days[-1][0],
+            ),
+        )
+        for day, path in days
+    ]  # fmt: skip
 
 
 def _index_folder() -> Path:
     return paths.state_folder() / "web" / "samples"
 
 
-def _forget_removed_days(days: set[str]) -> None:
+def _forget_removed_days(kept: set[Path]) -> None:
     with contextlib.suppress(OSError):
         for path in _index_folder().glob("*.sqlite"):
-            if path.stem not in days:
+            if path not in kept:
                 path.unlink(missing_ok=True)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from flatout.errors import UsageError
@@ -63,11 +65,21 @@ def static_folder(path: Path) -> Iterator[StaticFolder]:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
-def without_home(text: str) -> str:
-    """A text with `~` for this user's home folder, which has their name."""
-    home = str(Path.home())
-    # In JSON, backslashes are doubled. A home of one or two signs is not a name.
-    forms = sorted({home, home.replace("\\", "\\\\")}, key=len, reverse=True)
-    for form in forms:
-        text = text.replace(form, "~") if len(form) > 3 else text
+def private_folders(runs: Iterable[Path]) -> dict[str, str]:
+    """What the copy has in place of folders of this machine, which may have their user's name.
+
+    Runs are named without the folder that they are in; the home folder is `~`.
+    """
+    names = {f"{run.parent}{os.sep}": "" for run in runs} | {str(Path.home()): "~"}
+    # One of few signs has no name in it, and may be part of anything.
+    return {folder: name for folder, name in names.items() if len(folder) > 3}
+
+
+def without_folders(text: str, names: Mapping[str, str]) -> str:
+    """A text in HTML or JSON with these names in place of folders, the first ones first."""
+    for folder, name in names.items():
+        # In JSON, backslashes are doubled; in HTML, some signs are escaped, as markupsafe does.
+        escaped = html.escape(folder).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+        for form in (folder, folder.replace("\\", "\\\\"), folder.replace("\\", "/"), escaped):
+            text = text.replace(form, name)
     return text

@@ -30,6 +30,10 @@ class SweepFolder:
         self.header = path / "sweep.json"
         self.trials = path / "trials.jsonl"
 
+    def is_in_use(self) -> bool:
+        """Whether a command carries it out now."""
+        return self._lock().is_taken()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock that the command which carries it out needs.
@@ -37,7 +41,7 @@ class SweepFolder:
         Raises:
             UsageError: sweep-in-use.
         """
-        lock = atomic_files.FileLock(self.path / "lock")
+        lock = self._lock()
         if not lock.acquire():
             show = command_line(["flatout", "sweep", "show", self.path.name])
             raise UsageError(
@@ -49,6 +53,9 @@ class SweepFolder:
             yield
         finally:
             lock.release()
+
+    def _lock(self) -> atomic_files.FileLock:
+        return atomic_files.FileLock(self.path / "lock")
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -134,7 +141,7 @@ def read_trials(folder: SweepFolder) -> dict[int, SweepTrial]:
     with _damage_named(folder):
         trials = {line.trial: line for line in atomic_files.read_lines(folder.trials, SweepTrial)}
     if list(trials) != list(range(1, len(trials) + 1)):
-        raise _damaged(folder, f"{folder.trials} has lost lines: a trial is missing")
+        raise damaged(folder, f"{folder.trials} has lost lines: a trial is missing")
     return trials
 
 
@@ -149,10 +156,11 @@ def _damage_named(folder: SweepFolder) -> Iterator[None]:
     try:
         yield
     except RunFailed as error:
-        raise _damaged(folder, f"{error.problem} {error.because or ''}".strip()) from error
+        raise damaged(folder, f"{error.problem} {error.because or ''}".strip()) from error
 
 
-def _damaged(folder: SweepFolder, because: str) -> RunFailed:
+def damaged(folder: SweepFolder, because: str) -> RunFailed:
+    """The error for a sweep whose files contain what flatout does not write."""
     name = folder.path.name
     runs = command_line(["flatout", "runs", "--where", f"sweep={name}"])
     return RunFailed(

@@ -29,6 +29,13 @@ function timeTexts(ticks) {
   });
 }
 
+// As on the pictures.
+function withMargin(_, low, high) {
+  if (low === null) return [null, null];
+  const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
+  return [low - margin, high + margin];
+}
+
 async function fetched(chart) {
   const { from, to } = chart.range ?? {};
   const columns = Math.max(50, Math.min(1000, Math.round(chart.figure.clientWidth)));
@@ -56,7 +63,7 @@ function optionsFor(chart, data) {
     width: chart.figure.clientWidth,
     height: HEIGHT,
     legend: { show: false },
-    scales: { x: { time: data.is_time }, y: { distr: data.is_log ? 3 : 1 } },
+    scales: { x: { time: data.is_time }, y: data.is_log ? { distr: 3 } : { range: withMargin } },
     axes: [{ ...axis, ...times, label: step, labelSize: 20 }, { ...axis, ...increments, size: 76, values: (_, ticks) => ticks.map((tick) => valueText(panel, tick)) }],
     series: [{ label: step }, ...series],
     cursor: { drag: { setScale: false }, bind: { dblclick: () => () => zoom(chart, undefined) } },
@@ -87,12 +94,13 @@ async function draw(chart) {
   const data = await fetched(chart);
   if (!data || !data.lines.some((line) => line.steps.length)) return;
   const shown = uPlot.join(data.lines.map((line) => [line.steps, line.values]));
-  if (chart.plot && chart.plot.series.length === data.lines.length + 1) {
+  if (chart.plot && chart.isLog === data.is_log && chart.plot.series.length === data.lines.length + 1) {
     chart.plot.setData(shown);
   } else {
     chart.plot?.destroy();
     chart.figure.querySelector(":scope > svg")?.remove();
     chart.plot = new uPlot(optionsFor(chart, data), shown, chart.place);
+    chart.isLog = data.is_log;
   }
   chart.button.hidden = !chart.range;
   if (data.share_read < 1) {

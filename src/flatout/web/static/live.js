@@ -1,9 +1,12 @@
 // Parts of a page with data-live are replaced by those of the same page, fetched again: every few
-// seconds (data-every), or when a run has new lines (data-stream).
+// seconds (data-every), when there is news (data-stream), or while the server is still reading what
+// they show (data-unread).
 
 import { refreshCharts } from "./charts.js";
 
 const LEAST_PAUSE_MS = 1000;
+const UNREAD_PAUSE_MS = 1500;
+let unreadTimer;
 let isDue = false;
 let isBusy = false;
 
@@ -25,6 +28,11 @@ function replace(old, fresh) {
   old.replaceWith(fresh);
   const shown = fresh.querySelector(".log");
   if (log && shown) shown.scrollTop = isAtEnd ? shown.scrollHeight : log.scrollTop;
+}
+
+function awaitUnread() {
+  clearTimeout(unreadTimer);
+  if (document.querySelector("[data-unread]")) unreadTimer = setTimeout(refresh, UNREAD_PAUSE_MS);
 }
 
 async function refresh() {
@@ -53,6 +61,7 @@ async function refresh() {
   } catch {
     // The server does not answer at the moment; the next attempt is soon.
   }
+  awaitUnread();
   setTimeout(() => {
     isBusy = false;
     if (isDue) {
@@ -75,5 +84,14 @@ if (streamed) {
   addEventListener("pagehide", () => stream.close());
 }
 document.addEventListener("flatout:read", refresh);
+awaitUnread();
+// What a form does takes seconds, such as the start of a training: it is sent once, however often
+// its button is pressed.
+document.addEventListener("submit", (event) => {
+  if (event.target.method !== "post") return;
+  if ("sent" in event.target.dataset) event.preventDefault();
+  event.target.dataset.sent = "";
+});
+addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 const log = document.querySelector(".log");
 if (log) log.scrollTop = log.scrollHeight;
