@@ -13,8 +13,10 @@ the machine's files, byte by byte. Needs fork, so it does not run on Windows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -259,6 +261,15 @@ def training(name: str, words: tuple[str, ...], place: Path) -> Attack:
 
 def ingestion(place: Path) -> Attack:
     """Shards of three CSV files, one of them new: the old manifest exists."""
+    # Loaded once: each fork has them already. They start threads only when they read a table.
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.parquet  # noqa: F401
+
+    # Where it is installed, Arrow imports it to make an array of a list.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pandas")
+
     from flatout.engine.ingest.ingestion import ingest
     from flatout.schema.ingest_protocol import Ingested, IngestRequest
 
