@@ -8,6 +8,7 @@ sh       shown only
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import click
 import pytest
+from support.forked_commands import ForkedCommands
 
 from flatout.cli.main import main
 from flatout.engine.experiment import Experiment
@@ -38,10 +40,6 @@ LINKED = [*PAGES, ROOT / "benchmarks" / "README.md", ROOT / "campaigns" / "READM
 RUN_PAGES = [page for page in PAGES if page.parent.name != "moving"]
 RULE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 BAD_NEWS = {"UsageError", "RunFailed", "FlatoutError", "Finding"}
-# As where matplotlib is not installed: a page without pictures need not wait for them to be drawn.
-WITHOUT_PLOTS = (
-    "import sys; sys.modules['matplotlib'] = None; from flatout.__main__ import main; main()"
-)
 # A run of a documented command on two busy cores, start of torch included.
 COMMAND_LIMIT_S = 180
 
@@ -100,7 +98,6 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("needs torch: the blocks of this page train")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    has_plots = "plots" in page.read_text(encoding="utf-8")
     shown = "".join(block.text for block in blocks if block.language == "console")
     experiments: list[Path] = []
     for block in blocks:
@@ -114,13 +111,13 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
             if "def experiment(" in block.text:
                 experiments.append(file)
                 continue
-        train(experiments, tmp_path, place, has_plots=has_plots)
+        train(experiments, tmp_path, place, has_plots=False)
         experiments = []
         if file is None:
-            run_console(block.text, tmp_path, place, has_plots=has_plots)
+            run_console(block.text, tmp_path, place)
         else:
             run(["python", str(file)], tmp_path, 0, place)
-    train(experiments, tmp_path, page.name, has_plots=has_plots)
+    train(experiments, tmp_path, page.name, has_plots=False)
 
 
 def test_examples_train(tmp_path: Path) -> None:
@@ -147,8 +144,9 @@ def train(
         run(["python", trainer, *options, *drawing, *map(str, files)], folder, 0, place)
 
 
-def run_console(text: str, folder: Path, place: str, *, has_plots: bool) -> None:
+def run_console(text: str, folder: Path, place: str) -> None:
     """Runs the commands of a block; the lines below each must be in what it printed, in order."""
+    has_plots = "plots" in text
     for chunk in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, *shown = chunk.splitlines()
         command, _, remark = command.partition("  # ")
@@ -157,6 +155,13 @@ def run_console(text: str, folder: Path, place: str, *, has_plots: bool) -> None
         wanted = [line for line in shown if line.strip() not in ("", "...")]
         pattern = ".*".join(re.escape(line.strip()).replace(r"\.\.\.", ".*") for line in wanted)
         assert re.search(pattern, output, re.DOTALL), f"{place}: `{command}` printed\n{output}"
+
+
+@functools.cache
+def forked() -> ForkedCommands:
+    """Runs commands of flatout that need not load it first."""
+    source = str(ROOT / "src")
+    return ForkedCommands(source, {**os.environ, "PYTHONPATH": source})
 
 
 def saved(block: Block, folder: Path) -> Path:
@@ -169,8 +174,7 @@ def saved(block: Block, folder: Path) -> Path:
 
 def run(argv: list[str], folder: Path, code: int, place: str, *, has_plots: bool = True) -> str:
     """Runs `flatout ...` or `python ...` of this environment in a home of its own."""
-    flatout = ["-m", "flatout"] if has_plots else ["-c", WITHOUT_PLOTS]
-    starts = {"flatout": [sys.executable, *flatout], "python": [sys.executable]}
+    starts = {"flatout": [sys.executable, "-m", "flatout"], "python": [sys.executable]}
     assert argv[0] in starts, f"{place}: `{argv[0]}` cannot be run here; use a block of sh"
     environment = {
         **os.environ, "HOME": str(folder), "USERPROFILE": str(folder), "COLUMNS": "100",
@@ -181,12 +185,19 @@ def run(argv: list[str], folder: Path, code: int, place: str, *, has_plots: bool
         "MPLCONFIGDIR": str(folder.parent / "matplotlib"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "compiled"),
     }  # fmt: skip
-    done = subprocess.run(
-        [*starts[argv[0]], *argv[1:]],
-        cwd=folder, env=environment, timeout=COMMAND_LIMIT_S, check=False,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, encoding="utf-8",
-    )  # fmt: skip
+    if argv[0] == "flatout" and not has_plots and forked().can_run(environment):
+        # As where matplotlib is not installed: nothing is drawn.
+        done = forked().run(
+            argv[1:], environment=environment, folder=folder, missing=("matplotlib",),
+            limit_s=COMMAND_LIMIT_S, is_merged=True,
+        )  # fmt: skip
+    else:
+        done = subprocess.run(
+            [*starts[argv[0]], *argv[1:]],
+            cwd=folder, env=environment, timeout=COMMAND_LIMIT_S, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, encoding="utf-8",
+        )  # fmt: skip
     said = f"{place}: `{shlex.join(argv)}` ended with {done.returncode}, not {code}"
     assert done.returncode == code, f"{said}\n{done.stdout}"
     return done.stdout
