@@ -185,7 +185,9 @@ def test_recipe_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
         command_of(written(tmp_path), uses=("precision=float8",))
 
 
-def test_proof_measures_a_recipe_field() -> None:
+def test_proof_measures_a_recipe_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a compiler, to compile is no advice, and no minute is spent on proving that as well.
+    monkeypatch.setenv("CXX", "no-such-compiler")
     report = command_of("mlp", is_proved=True, uses=("micro_batch_size=2",))
     found = next(one for one in report.advice if one.id == "small-micro-batch")
     assert found.measured is not None
