@@ -315,6 +315,8 @@ def test_stream_takes_the_replica_that_has_room_when_another_has_fewer_batches()
             for one in first:
                 one.cancel()
             await asyncio.gather(*first, return_exceptions=True)
+            for stream in streams:
+                await stream.aclose()
             await busy
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ Small, so that a shell that completes a word is answered immediately.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,21 +63,26 @@ def known_parameters(run: Run) -> dict[str, Value]:
 def _defaults(run: Run) -> dict[str, Value]:
     """The defaults of a run's parameters, as its experiment's text had them when it was made."""
     try:
-        parameters = _kept_parameters(RunFolder(Path(run.folder)), run.header.spec)
+        source = _kept_source(RunFolder(Path(run.folder)), run.header.spec)
+        return _defaults_in(source.text)
     except FlatoutError:
         return {}  # Its text is gone or broken: what was set is known all the same.
+
+
+# A thousand runs have the texts of a few experiments.
+@functools.lru_cache(maxsize=64)
+def _defaults_in(text: str) -> dict[str, Value]:
     return {
         parameter.name: parameter.default_value
-        for parameter in parameters
+        for parameter in parse_parameters(text, "")
         if parameter.default is not None
     }
 
 
-def _kept_parameters(folder: RunFolder, spec: ExperimentSpec) -> tuple[Parameter, ...]:
-    source = experiment_source.find_source(
+def _kept_source(folder: RunFolder, spec: ExperimentSpec) -> experiment_source.ExperimentSource:
+    return experiment_source.find_source(
         str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
     )
-    return parse_parameters(source.text, source.place)
 
 
 def parameters_of(text: str) -> tuple[Parameter, ...]:
@@ -97,7 +103,8 @@ def parameters_of_run(text: str) -> tuple[Parameter, ...]:
         UsageError: unknown-run; RunFailed: damaged-file; and see `parameters_of`.
     """
     folder = run_folder.find_run(text)
-    return _kept_parameters(folder, atomic_files.read_json(folder.header, RunHeader).spec)
+    source = _kept_source(folder, atomic_files.read_json(folder.header, RunHeader).spec)
+    return parse_parameters(source.text, source.place)
 
 
 def run_ids() -> list[str]:

@@ -140,7 +140,9 @@ def _look_at_runs(runs: RunCache) -> None:
     with contextlib.suppress(FlatoutError, OSError):
         paths = runs.paths()
         forget_removed_runs(path.name for path in paths)
-        runs.rows(reversed(paths))
+        # One after the other: requests come first.
+        for path in reversed(paths):
+            runs.row(path)
 
 
 def _check_packages() -> None:
