@@ -47,7 +47,8 @@ def wait_for(client: Any, run: str, wanted: str, step: int = 0) -> Any:
 
 
 def test_training_is_started_stopped_and_resumed(client: Any) -> None:
-    form = {"experiment": "digits", "s.epochs": "3000", "s.lr": "0.001", "device": "cpu"}
+    settings = {"s.epochs": "120", "s.width": "64", "s.lr": "0.001"}
+    form = {"experiment": "digits", "device": "cpu", **settings}
     answer = post(client, "/train", **form)
     assert answer.status_code == 303, answer.text
     assert answer.headers["location"] == "/runs/digits-0001"
