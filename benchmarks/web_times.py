@@ -117,7 +117,7 @@ def measure(address: str, num_rounds: int) -> tuple[list[Measurement], bool]:
         found.append(one)
         is_reached = is_reached and one.value <= goal_s
         most = 1000 * max(samples)
-        print(f"{path:<46}{when:<14}{1000 * one.value:7.0f} ms  (at most {most:.0f})")
+        print(f"{path:<54}{when:<14}{1000 * one.value:7.0f} ms  (at most {most:.0f})")
 
     for path in PAGES:
         keep(path, "first", (timed(f"{address}{path}")[0],), PAGE_GOAL_S)
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
             found, is_reached = measure(address, asked.rounds)
     sizes = {"runs": asked.runs, "lines": asked.lines, "days": asked.days}
     found.append(measurement("peak memory", "B", (float(peak[0]),), sizes))
-    print(f"{'peak memory':<60}{peak[0] / 10**6:7.0f} MB")
+    print(f"{'peak memory':<68}{peak[0] / 10**6:7.0f} MB")
     print(write_result("web-times", machine, found, {"sizes": sizes}, asked.out))
     return int(not is_reached or peak[0] > MEMORY_GOAL_BYTES)
 
