@@ -46,11 +46,13 @@ def test_names_at_the_top_are_lazy_and_few() -> None:
         "import sys, flatout\n"
         "assert 'torch' not in sys.modules\n"
         "names = ['Experiment', 'LightningProfiler', 'TransformersProfiler', '__version__']\n"
-        "assert dir(flatout) == [*names, 'load', 'train'], dir(flatout)\n"
-        "flatout.Experiment\n"
+        "known = [*names, 'load', 'lr_range', 'sweep', 'train']\n"
+        "assert dir(flatout) == known, dir(flatout)\n"
+        "flatout.Experiment, flatout.sweep\n"
         "assert 'torch' not in sys.modules\n"
-        "from flatout.engine import load, train\n"
+        "from flatout.engine import load, lr_range, train\n"
         "assert flatout.train is train and flatout.load is load\n"
+        "assert flatout.lr_range is lr_range\n"
         "from flatout import *\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
