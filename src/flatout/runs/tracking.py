@@ -84,7 +84,7 @@ class Sending:
             self.alive_at_s = clock.elapsed_s()
 
     def end(self) -> None:
-        """Sends the files of a run that is over, for now, and its status."""
+        """Sends the files of a run that has ended, and its status. It may be resumed later."""
         run = read_run(self.folder)
         if self._tracker is not None:
             files = _files_of(run, self.folder, self.files.folder)
