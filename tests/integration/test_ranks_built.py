@@ -74,5 +74,5 @@ def test_resume_takes_the_memory_of_each_rank_s_moments(built: dict[str, Any]) -
     # Two moments of its half of the weights. Weights are copied into those that are there.
     moments = 2 * WEIGHTS_BYTES / 2
     for grown in built["memory"]["resumed"]:
-        # Some memory that was freed before is used again.
-        assert moments / 2 <= grown <= moments + ROOM_BYTES
+        # Less than that would mean that what is measured cannot be seen.
+        assert 0.9 * moments <= grown <= moments + ROOM_BYTES
