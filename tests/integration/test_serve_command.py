@@ -3,94 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
-import threading
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.served_runs import Place, servers, trained_place
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("swagger_ui_bundle")
-
-LIMIT_S = 180
-
-
-class Place:
-    """A state folder with two runs of `digits`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {**os.environ, "FLATOUT_STATE": str(folder / "state")}
-
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-P", "-m", "flatout", *words]
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words), cwd=self.folder, env=self.env, text=True, capture_output=True,
-            timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-
-class Served:
-    """A running server: its events, and how it is asked."""
-
-    def __init__(self, place: Place, *words: str) -> None:
-        self.place = place
-        self.events: list[dict[str, Any]] = []
-        self.process = subprocess.Popen(
-            place.command("serve", *words, "--port", "0", "--json"), cwd=place.folder,
-            env=place.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-        self.ready = self.wait_for("ready")
-        self.url: str = self.ready["url"]
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
-        until_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < until_s:
-            found = [one for one in self.events if one["event"] == event]
-            if len(found) >= count:
-                return found[count - 1]
-            assert self.process.poll() is None or event == "stopped", self.printed()
-            time.sleep(0.02)
-        raise AssertionError(f"no event {event}: {self.events}")
-
-    def printed(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read().decode()
-
-    def predict(self, value: Any = None, **headers: str) -> tuple[int, Any]:
-        """The status and the document of a prediction for the example, or another value."""
-        given = {"input": self.ready["model"]["example"]} if value is None else value
-        body = json.dumps(given).encode()
-        headers |= {"content-type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/predict", body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LIMIT_S)
 
 
 def is_same(document: Any, other: Any) -> bool:
@@ -102,26 +26,13 @@ def is_same(document: Any, other: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    place = Place(tmp_path_factory.mktemp("serve"))
-    for name, seed in (("first", "0"), ("second", "1")):
-        done = place.run("train", "digits", "--epochs", "1", "--name", name, "--seed", seed)
-        assert done.returncode == 0, done.stderr
-    return place
+    return trained_place(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture
 def serve(place: Place) -> Iterator[Any]:
-    started: list[Served] = []
-
-    def start(*words: str) -> Served:
-        started.append(Served(place, *words))
-        return started[-1]
-
-    yield start
-    for served in started:
-        if served.process.poll() is None:
-            served.process.kill()
-            served.process.wait()
+    with servers(place) as start:
+        yield start
 
 
 def test_run_answers_requests_and_stops_in_good_order(serve: Any) -> None:
@@ -132,7 +43,7 @@ def test_run_answers_requests_and_stops_in_good_order(serve: Any) -> None:
     assert status == 200, document
     assert served.predict({"nothing": "of this"})[0] == 400
     assert served.predict({"input": [1, 2]})[0] == 422
-    with urllib.request.urlopen(f"{served.url}/v2/health/ready", timeout=10) as response:
+    with urllib.request.urlopen(f"{served.url}/v2/health/ready", timeout=120) as response:
         assert response.status == 200
     assert served.stop() == 0
     stopped = served.wait_for("stopped")
@@ -145,7 +56,7 @@ def test_printed_curl_gets_an_answer(serve: Any) -> None:
         pytest.skip("needs curl")
     served = serve("first")
     done = subprocess.run(
-        f"{served.ready['example']} --fail --silent", shell=True, capture_output=True, timeout=60,
+        f"{served.ready['example']} --fail --silent", shell=True, capture_output=True, timeout=180,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -185,7 +96,7 @@ def test_replicas_end_when_the_server_is_killed(serve: Any) -> None:
     served = serve("first")
     replicas = psutil.Process(served.process.pid).children(recursive=True)
     served.process.kill()
-    _, alive = psutil.wait_procs(replicas, timeout=30)
+    _, alive = psutil.wait_procs(replicas, timeout=120)
     assert replicas and not alive
 
 

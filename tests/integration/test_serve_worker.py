@@ -16,6 +16,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from support.busy_machine import first_good
 
 from flatout.engine import load
 from flatout.experiments.digits import read_digits
@@ -28,6 +29,8 @@ from flatout.schema.serve_protocol import (
     FileInput,
     FromReplica,
     ItemRefused,
+    Measure,
+    Measured,
     Piece,
     ReplicaFailed,
     ReplicaReady,
@@ -149,6 +152,25 @@ def test_a_batch_of_all_kinds_of_input_is_answered_as_predict_does(digits: RunFo
         assert refused.finding.rule == "input-not-accepted"
 
 
+def test_batches_are_measured_again_while_requests_are_answered(digits: RunFolder) -> None:
+    with replica(digits.path) as served:
+        model = served.ready().model
+        item = BatchItem(id=1, input=ValueInput(model.example))
+
+        def asked() -> list[FromReplica]:
+            served.send(Measure())
+            served.send(Batch(items=(item,), max_samples=4))
+            return [served.receive() for _ in range(3)]
+
+        # Unless other programs keep the request from being sent in time.
+        messages = first_good(asked, lambda found: isinstance(found[0], Answered))
+    # Not after all sizes, but between two of them.
+    assert [type(message) for message in messages] == [Answered, BatchDone, Measured]
+    measured = messages[-1]
+    assert isinstance(measured, Measured) and measured.max_samples in measured.batch_s
+    assert all(measured.batch_s[size] <= seconds for size, seconds in model.batch_s.items())
+
+
 def test_wrong_tensors_are_refused_and_the_replica_goes_on(digits: RunFolder) -> None:
     image = numpy.zeros((1, 1, 8, 8), "float32")
     lying = TensorInput((WireTensor("input", "float32", (1 << 40, 1, 8, 8), b"1234"),))
@@ -167,7 +189,7 @@ def test_wrong_tensors_are_refused_and_the_replica_goes_on(digits: RunFolder) ->
         # What the experiment prints, and the end of the pipe.
         assert served.process.stdin is not None
         served.process.stdin.close()
-        assert served.process.wait(30) == 0
+        assert served.process.wait(120) == 0
 
 
 GUILTY = """
@@ -318,4 +340,4 @@ def test_a_run_without_weights_is_reported(tmp_path: Path) -> None:
             pass
         assert isinstance(message, ReplicaFailed)
         assert (message.finding.rule, message.exit_code) == ("unknown-run", 2)
-        assert served.process.wait(30) == 2
+        assert served.process.wait(120) == 2

@@ -10,16 +10,23 @@ from typing import Any
 
 import pytest
 
+from flatout.engine.serve import batch_times
 from flatout.engine.serve.answering import Answers, DeviceLost
 from flatout.engine.serve.batch_times import (
     best_size,
     best_threads,
     clock_for,
+    measured_again,
     measured_sizes,
     seconds_of,
     thread_counts,
 )
-from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
+from flatout.engine.serve.replica_model import (
+    FailureKind,
+    InputPart,
+    MeasureBatches,
+    ReadInput,
+)
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import (
@@ -27,6 +34,7 @@ from flatout.schema.serve_protocol import (
     AnyInput,
     BatchItem,
     ItemRefused,
+    Measured,
     ReplicaStart,
     ValueInput,
     WireTensor,
@@ -39,6 +47,7 @@ class Adding:
     def __init__(self, room: int = 100) -> None:
         self.findings: list[Finding] = []
         self.usual_keys: set[Hashable] = {"int"}
+        self.measure_batches: MeasureBatches | None = None
         self.room = room
         self.batches: list[list[Any]] = []
 
@@ -185,7 +194,37 @@ def measured(
             return found
 
 
-def test_seconds_of_a_call_when_other_programs_compute() -> None:
+def test_batches_measured_again_take_the_shorter_times() -> None:
+    def measure() -> Generator[str, None, dict[int, float]]:
+        yield "a size"
+        yield "another size"
+        return {1: 0.002, 2: 0.001, 4: 0.0015}
+
+    model = Adding()
+    before = {1: 0.001, 2: 0.004, 8: 0.5}
+    nothing = Measured(batch_s=before, max_samples=1)
+    assert list(measured_again(model, before, 0.02)) == [nothing]
+    model.measure_batches = measure
+    *texts, found = measured_again(model, before, 0.02)
+    assert texts == ["a size", "another size"]
+    times = {1: 0.001, 2: 0.001, 8: 0.5, 4: 0.0015}
+    assert found == Measured(batch_s=times, max_samples=4)
+    # Requests would wait for a call that is slow.
+    slow = {1: 0.7}
+    assert list(measured_again(model, slow, 0.02)) == [Measured(batch_s=slow, max_samples=1)]
+
+
+def test_samples_of_a_batch_are_computed_as_the_server_says() -> None:
+    model = Adding()
+    answers = Answers(model, 2)
+    answers.of(items([1, 2, 3]), 8)
+    answers.of(items([1, 2, 3]))
+    assert model.batches == [[1, 2, 3], [1, 2], [3]]
+
+
+def test_seconds_of_a_call_when_other_programs_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So many calls as are made on an idle machine, however long each takes.
+    monkeypatch.setattr(batch_times, "_LIMIT_S", 60.0)
     pauses = itertools.cycle([0.01, 0.01, 0.001, 0.01])
     assert seconds_of(lambda: time.sleep(next(pauses))) < 0.008
 

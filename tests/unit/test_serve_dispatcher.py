@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from support.serving import action, dispatching, numbers, plan_for, text
+from support.serving import action, dispatching, numbers, plan_for, text, until
 
 from flatout.schema.serve_control import (
     ReplicaLost,
@@ -34,11 +34,6 @@ from flatout.serve.serve_errors import (
 
 def values_of(answer: Answer) -> list[float]:
     return [row["y"][0] for row in answer.rows]
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.01)
 
 
 def all_at_once(
@@ -291,7 +286,7 @@ def test_request_is_answered_when_a_stream_waits() -> None:
             assert dispatcher.state().num_queued == 1
             with pytest.raises(ServerBusy, match="busy"):
                 await anext(dispatcher.stream(text("one too many")))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert values_of(await dispatcher.submit(numbers([1]))) == [2]
             await first[0]
             await streams[0].aclose()
@@ -306,18 +301,22 @@ def test_request_is_answered_when_a_stream_waits() -> None:
 def test_stream_takes_the_replica_that_has_room_when_another_has_fewer_batches() -> None:
     async def main() -> None:
         async with dispatching(plan_for(num_replicas=2)) as dispatcher:
-            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=3.0)))
+            # Longer than the test may take.
+            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=100.0)))
             await asyncio.sleep(0)
             streams = [dispatcher.stream(text("word " * 10_000)) for _ in range(2 * MOST_STREAMS)]
             first = [asyncio.ensure_future(anext(stream)) for stream in streams]
-            await asyncio.sleep(1.0)
+
+            def num_placed() -> int:
+                return sum(one.num_in_flight for one in dispatcher.state().replicas)
+
+            await until(lambda: num_placed() >= 2 * MOST_STREAMS)
             assert dispatcher.state().num_queued == 0 and not busy.done()
-            for one in first:
+            for one in (*first, busy):
                 one.cancel()
-            await asyncio.gather(*first, return_exceptions=True)
+            await asyncio.gather(*first, busy, return_exceptions=True)
             for stream in streams:
                 await stream.aclose()
-            await busy
 
     asyncio.run(main())
 
@@ -403,7 +402,7 @@ def test_start_says_why_a_replica_cannot_start(
 ) -> None:
     async def main() -> None:
         dispatcher = QueueDispatcher(DispatchLimits(), lambda event: None)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await dispatcher.start(plan_for(start=how, num_replicas=2))
 
     with pytest.raises(ReplicaNotStarted) as caught:

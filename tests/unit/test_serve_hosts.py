@@ -11,6 +11,7 @@ from flatout.cli.commands import serve
 from flatout.schema.serve_request import ServeRequest
 from flatout.serve.allowed_hosts import allowed_hosts
 from flatout.serve.application import ApplicationOptions
+from flatout.serve.token_hash import TokenHash
 from flatout.system.server_socket import own_name
 
 LINEAR = {"input": [1, 2, 3, 4]}
@@ -28,7 +29,7 @@ LINEAR = {"input": [1, 2, 3, 4]}
 )  # fmt: skip
 def test_request_by_host_name(host: str, status: int) -> None:
     request = ServeRequest(allowed_hosts=("api.example.com", "*.lab.example"))
-    options = ApplicationOptions(token="secret", hosts=allowed_hosts(request))
+    options = ApplicationOptions(token=TokenHash.of("secret"), hosts=allowed_hosts(request))
     with serving(LinearDispatcher(), options) as address:
         headers = {"host": host, "authorization": "Bearer secret"}
         response = httpx.post(

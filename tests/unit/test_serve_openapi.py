@@ -58,6 +58,6 @@ def _try(operation: Any) -> None:
     @given(case=operation.as_strategy())
     def call(case: Any) -> None:
         # A schema does not say that a file must not be empty, or that 3.0 is no number of classes.
-        case.call_and_validate(timeout=10, excluded_checks=[checks.positive_data_acceptance])
+        case.call_and_validate(timeout=120, excluded_checks=[checks.positive_data_acceptance])
 
     call()

@@ -10,6 +10,7 @@ import pytest
 
 from flatout.errors import UsageError
 from flatout.schema.serve_control import ReplicaPlan
+from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import ReplicaStart
 from flatout.schema.serve_request import ModelRequest, ServeRequest
 from flatout.schema.units import parse_seconds
@@ -43,8 +44,24 @@ def test_first_replica_measures_how_many_cores_it_needs() -> None:
     (start,) = plan.starts
     # One is left for the server.
     assert start.num_threads == cores
-    assert plan.num_cores == (cores if cores > 1 else None)
-    assert start.spares_threads == (cores > 1)
+    assert plan.num_cores == (num_usable_cores() if num_usable_cores() > 1 else None)
+    assert start.spares_threads == (num_usable_cores() > 1)
+
+
+def count_of(
+    num_cores: int, sample_s: float, num_threads: int = 1, num_more: int = 20
+) -> int:  # fmt: skip
+    """How many replicas share the cores, by seconds for a sample."""
+    start = ReplicaStart(model="/runs/digits-0001", num_threads=15, spares_threads=True)
+    plan = ReplicaPlan(name="digits", command=("/p",), starts=(start,), num_cores=num_cores)
+    model = ServedModel(
+        name="digits", version="1", format="run", num_threads=num_threads, max_samples=2,
+        batch_s={1: sample_s, 2: 2 * sample_s},
+    )  # fmt: skip
+    found = shared_out(plan, model, num_more)
+    assert found.num_cores is None
+    assert {(one.num_threads, one.spares_threads) for one in found.starts} == {(num_threads, False)}
+    return len(found.starts)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +71,27 @@ def test_first_replica_measures_how_many_cores_it_needs() -> None:
 def test_cores_are_shared_out_as_the_first_replica_needs_them(
     num_threads: int, num_more: int, count: int
 ) -> None:
-    start = ReplicaStart(model="/runs/digits-0001", num_threads=15, spares_threads=True)
-    plan = ReplicaPlan(name="digits", command=("/p",), starts=(start,), num_cores=15)
-    found = shared_out(plan, num_threads, num_more)
-    assert len(found.starts) == count and found.num_cores is None
-    assert {(one.num_threads, one.spares_threads) for one in found.starts} == {(num_threads, False)}
+    assert count_of(16, 1e-4, num_threads, num_more) == count
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "sample_s", "num_threads", "count"),
+    [
+        (2, 1e-4, 1, 1), (2, 5e-4, 1, 2), (2, 5e-4, 2, 1),
+        (16, 5e-4, 1, 15), (16, 7e-3, 1, 16), (16, 7e-3, 4, 4),
+    ],
+)  # fmt: skip
+def test_no_core_is_left_for_a_server_that_would_mostly_wait(
+    num_cores: int, sample_s: float, num_threads: int, count: int
+) -> None:
+    assert count_of(num_cores, sample_s, num_threads) == count
+
+
+def test_server_has_a_core_where_no_batch_was_measured() -> None:
+    start = ReplicaStart(model="/runs/digits-0001")
+    plan = ReplicaPlan(name="digits", command=("/p",), starts=(start,), num_cores=3)
+    unknown = ServedModel(name="digits", version="1", format="run", num_threads=1)
+    assert len(shared_out(plan, unknown, 20).starts) == 2
 
 
 def test_replicas_of_an_exported_file_have_a_thread_each() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from support.serving import action, dispatching, numbers, plan_for
+from support.serving import action, dispatching, numbers, plan_for, until
 
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.serve_control import (
@@ -32,6 +32,8 @@ from flatout.system import serve_files
 
 def test_swap_loses_no_request_under_load() -> None:
     versions: list[str] = []
+    # Of each client, by its number.
+    newest: dict[int, str] = {}
 
     async def client(dispatcher: QueueDispatcher, is_over: asyncio.Event, number: int) -> None:
         value = number
@@ -40,6 +42,7 @@ def test_swap_loses_no_request_under_load() -> None:
             answer = await dispatcher.submit(numbers([value]))
             assert answer.rows[0]["y"][0] == value * float(answer.model.version)
             versions.append(answer.model.version)
+            newest[number] = answer.model.version
 
     async def main() -> None:
         async with dispatching(plan_for(fixed_s=0.01, num_replicas=2)) as dispatcher:
@@ -50,10 +53,10 @@ def test_swap_loses_no_request_under_load() -> None:
             ]
             swapped = await dispatcher.swap(plan_for("triple", scale=3.0, fixed_s=0.01))
             assert swapped.model.name == dispatcher.model.name == "triple"
-            await asyncio.sleep(0.3)
+            await until(lambda: set(newest.values()) == {"3.0"})
             back = await dispatcher.swap_back()
             assert back.model.name == "double"
-            await asyncio.sleep(0.3)
+            await until(lambda: set(newest.values()) == {"2.0"})
             is_over.set()
             await asyncio.gather(*clients)
             totals = dispatcher.state().totals
@@ -81,6 +84,36 @@ def test_old_model_finishes_what_it_has() -> None:
     old, queued = asyncio.run(main())
     assert old.model.name == queued.model.name == "double"
     assert queued.rows[0]["y"] == [2.0, 2.0]
+
+
+def test_batches_are_measured_again_when_the_old_model_has_ended() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for(latency_s=0.02, num_replicas=2)) as dispatcher:
+            assert dispatcher.batch_samples == 16
+            busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=0.5)))
+            await asyncio.sleep(0)
+            plan = plan_for("triple", scale=3.0, latency_s=0.02, num_replicas=2, again=64)
+            await dispatcher.swap(plan)
+            assert busy.done() or dispatcher.batch_samples == 16
+            await until(lambda: dispatcher.batch_samples == 64)
+            assert busy.done() and dispatcher.model.batch_s == {1: 0.001, 64: 0.002}
+            answers = await asyncio.gather(*(dispatcher.submit(numbers([n])) for n in range(60)))
+            # Replicas that have not measured again compute as many together, too.
+            assert len({answer.rows[0]["pid"] for answer in answers}) == 2
+            assert {answer.rows[0]["most"] for answer in answers} == {64}
+
+    asyncio.run(main())
+
+
+def test_replica_that_dies_measuring_is_started_again() -> None:
+    async def main() -> None:
+        async with dispatching(plan_for(latency_s=0.02)) as dispatcher:
+            await dispatcher.swap(plan_for("triple", scale=3.0, latency_s=0.02, again="die"))
+            await until(lambda: dispatcher.state().totals.num_restarts == 1)
+            assert (await dispatcher.submit(numbers([1]))).rows[0]["y"] == [3.0, 3.0]
+            assert dispatcher.batch_samples == 16
+
+    asyncio.run(main())
 
 
 def test_swap_that_fails_changes_nothing() -> None:
@@ -203,7 +236,7 @@ def test_control_file_is_only_for_its_user(
         assert serve_files.running_servers() == [control]
     if sys.platform != "win32":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    serve_files.remove(8000)
+    serve_files.remove("8000")
     assert not path.exists()
 
 

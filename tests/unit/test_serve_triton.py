@@ -10,6 +10,7 @@ import pytest
 from support.linear_dispatcher import MODEL, WEIGHTS, LinearDispatcher, serving
 
 from flatout.serve.application import ApplicationOptions
+from flatout.serve.token_hash import TokenHash
 
 triton: Any = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 
@@ -119,7 +120,7 @@ def test_infer_when_it_is_refused(client: Any) -> None:
 def test_client_when_a_token_is_needed() -> None:
     from tritonclient.utils import InferenceServerException
 
-    with serving(LinearDispatcher(), ApplicationOptions(token="secret")) as address:
+    with serving(LinearDispatcher(), ApplicationOptions(token=TokenHash.of("secret"))) as address:
         client = triton.InferenceServerClient(address)
         with pytest.raises(InferenceServerException, match=r"\[401\] the request has no token"):
             client.get_server_metadata()

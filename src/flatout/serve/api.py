@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from flatout.errors import UsageError
+from flatout.errors import RunFailed
 from flatout.runs import api as runs_api
 from flatout.schema.finding import Finding, Fix
-from flatout.schema.serve_control import ReplicaLost, ServeEvent, ServeStarted, SwapReply
+from flatout.schema.serve_control import (
+    ReplicaLost,
+    ServeEvent,
+    ServeStarted,
+    ServeStopping,
+    SwapReply,
+)
 from flatout.schema.serve_request import ModelRequest, ServeRequest
 from flatout.serve.replica_plan import (
     ModelSource,
@@ -21,16 +27,19 @@ from flatout.serve.replica_plan import (
     plan_replicas,
     template_of,
 )
-from flatout.system import serve_files
+from flatout.system import clock, serve_files
+from flatout.system.open_file_limit import raise_open_file_limit
+from flatout.system.optional_packages import require_packages
 from flatout.system.server_socket import is_loopback, listening_socket
-from flatout.system.signals import Interrupts
+from flatout.system.signals import Interrupts, raised_interrupts
 
+_POLL_S = 0.2
 _PACKAGES = (
     "starlette", "uvicorn", "httptools", "python_multipart", "PIL", "swagger_ui_bundle",
 )  # fmt: skip
 
 # The command line asks for these here.
-__all__ = ["interrupts", "is_exported", "secret_of", "serve", "swap"]
+__all__ = ["interrupts", "is_exported", "secret_of", "serve", "serve_on_ray", "swap"]
 
 
 def interrupts() -> Interrupts:
@@ -62,6 +71,7 @@ def serve(
         RunFailed: what kept a replica from starting; KeyboardInterrupt: before it was ready.
     """
     _check_packages()
+    raise_open_file_limit()
     with listening_socket(request.host, request.port) as listener:
         source = model if isinstance(model, ModelSource) else find_model(model)
         plan = plan_replicas(source, request)
@@ -83,11 +93,50 @@ def serve(
             raise KeyboardInterrupt
 
 
+def serve_on_ray(
+    model: ModelRequest, request: ServeRequest, interrupts: Interrupts
+) -> Iterator[ServeEvent]:
+    """The same application on Ray Serve, until it is interrupted.
+
+    Args:
+        model: one of this machine, which all machines of the Ray cluster see.
+        request: how it is served.
+        interrupts: Ctrl-C.
+
+    Raises:
+        UsageError: serve-package-missing, ray-not-installed, port-in-use, bad-address, and those of
+        `find_model`; RunFailed: scheduler-not-reachable, ray-serve-failed; KeyboardInterrupt:
+        before it was ready.
+    """
+    _check_packages()
+    from flatout.serve.ray_serve import RayServer
+
+    source = find_model(model)
+    server = RayServer(source, request)
+    interrupts.give_way()
+    with _ended_by(server.end):
+        request, findings = server.join()
+        interrupts.give_way()
+        yield _started(source, request, server.num_replicas, findings)
+        # Ray waits for room without a limit.
+        with raised_interrupts():
+            # Pressed while the event was shown.
+            interrupts.give_way()
+            ready = server.start()
+        # Ray has set a handler of its own for SIGTERM.
+        with Interrupts() as since:
+            yield ready
+            while not (interrupts.count or since.count):
+                clock.sleep_s(_POLL_S)
+            yield ServeStopping(num_open=None)
+
+
 def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator[SwapReply]:
     """Asks a running server for another model; gives what happens. model: None swaps back.
 
     Raises:
-        UsageError: no-server, several-servers, and those of `find_model`; RunFailed: server-gone.
+        UsageError: no-server, several-servers, and those of `find_model`; RunFailed: server-gone,
+        server-not-understood.
     """
     from flatout.serve.control import ask_swap, choose_server
 
@@ -97,26 +146,22 @@ def swap(model: ModelRequest | ModelSource | None, port: int | None) -> Iterator
 
 
 def _started(
-    source: ModelSource, request: ServeRequest, num_replicas: int | None
-) -> ServeStarted:  # fmt: skip
+    source: ModelSource,
+    request: ServeRequest,
+    num_replicas: int | None,
+    findings: Sequence[Finding] = (),
+) -> ServeStarted:
     return ServeStarted(
         name=source.name,
         place=source.place,
         num_replicas=num_replicas,
         pid=os.getpid(),
-        findings=(*source.findings, *_warnings(request)),
+        findings=(*source.findings, *findings, *_warnings(request)),
     )
 
 
 def _check_packages() -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            "serve-package-missing",
-            f"`flatout serve` needs {', '.join(missing)}.",
-            because="the server is built on them; training does without",
-            fix="pip install 'flatout[serve]'",
-        )
+    require_packages("serve-package-missing", "`flatout serve`", _PACKAGES, extra="serve")
 
 
 def _warnings(request: ServeRequest) -> Iterator[Finding]:
@@ -132,6 +177,21 @@ def _warnings(request: ServeRequest) -> Iterator[Finding]:
             Fix(text="leave --host out, and let a reverse proxy on this computer forward to it"),
         ),
     )
+
+
+@contextlib.contextmanager
+def _ended_by(end: Callable[[], None]) -> Iterator[None]:
+    """Calls `end` after the block. What it raises does not hide what the block has failed of."""
+    hidden: tuple[type[RunFailed], ...] = ()
+    try:
+        yield
+    except Exception:
+        hidden = (RunFailed,)
+        raise
+    finally:
+        # The second Ctrl-C does not wait for what was accepted.
+        with raised_interrupts(), contextlib.suppress(*hidden):
+            end()
 
 
 async def _result_of(running: asyncio.Task[None]) -> None:

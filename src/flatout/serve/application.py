@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from flatout.serve.request_body import (
 )
 from flatout.serve.serve_errors import ServerBusy
 from flatout.serve.serve_metrics import CONTENT_TYPE, ServeMetrics
+from flatout.serve.token_hash import TokenHash
 from flatout.system.clock import elapsed_s
 
 # Without a token, they describe the routes, and not the model.
@@ -52,6 +52,8 @@ _OPEN_PATHS = frozenset({"/health/live", "/v2/health/live", "/docs", "/openapi.j
 # large content.
 _LARGE_BYTES = 1 << 20
 _LARGE_FILE_BYTES = 64 << 10
+# As lists, JSON takes up to thirty times its bytes. More threads would not read it sooner.
+_MOST_LARGE = 2
 _CLIENT_LEFT = 499
 _MOST_SWAPS = 3
 _LOG = logging.getLogger("flatout.serve")
@@ -68,14 +70,22 @@ class ApplicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     `allowed_hosts`; None: any.
     """
 
-    token: str | None = None
+    token: TokenHash | None = None
     hosts: frozenset[str] | None = None
     limits: ServeLimits = ServeLimits()
 
 
-def application(dispatcher: Dispatcher, options: ApplicationOptions) -> ASGIApp:
-    """The application, to be run by an ASGI server. It has no lifespan and no websockets."""
-    metrics = ServeMetrics(dispatcher)
+def application(
+    dispatcher: Dispatcher, options: ApplicationOptions, metrics: ServeMetrics | None = None
+) -> ASGIApp:
+    """The application, to be run by an ASGI server. It has no lifespan and no websockets.
+
+    Args:
+        dispatcher: answers requests.
+        options: how requests are accepted.
+        metrics: of the same dispatcher, where others have a part in them.
+    """
+    metrics = metrics or ServeMetrics(dispatcher)
     memory = BodyMemory(options.limits)
     routes = _Routes(dispatcher, options, metrics, memory)
     # The first are the fastest to find.
@@ -174,14 +184,14 @@ def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith("/docs/")
 
 
-def check_token(scope: Scope, token: str) -> None:
+def check_token(scope: Scope, token: TokenHash) -> None:
     """Refuses a request without the token, in a time that says nothing about it.
 
     Raises:
         UsageError: token-not-accepted
     """
     scheme, _, given = header(scope, b"authorization").partition(" ")
-    is_equal = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
+    is_equal = token.matches(given.strip().encode("latin-1"))
     if scheme.lower() != "bearer" or not is_equal:
         raise UsageError(
             "token-not-accepted",
@@ -241,6 +251,7 @@ class _Routes:
         self._options = options
         self._metrics = metrics
         self._memory = memory
+        self._reading_large = asyncio.Semaphore(_MOST_LARGE)
 
     async def predict(self, scope: Scope, receive: Receive) -> ASGIApp:
         """POST /predict."""
@@ -277,13 +288,19 @@ class _Routes:
         """
         for _ in range(_MOST_SWAPS):
             model = self._named_model(scope)
-            requests, respond = await _read(body, read, model)
+            requests, respond = await self._read(body, read, model)
             answers = await unless_client_leaves(receive, self._submit(requests))
             if all(_is_same(answer.model, model) for answer in answers):
                 for answer in answers:
                     self._metrics.observe(answer)
                 return respond(answers)
         raise ServerBusy("models were swapped while it was computed", 1.0)
+
+    async def _read(self, body: bytes, read: _Reader, model: ServedModel) -> _Parsed:
+        if len(body) <= (_LARGE_FILE_BYTES if "file" in model.accepts else _LARGE_BYTES):
+            return read(model)
+        async with self._reading_large:
+            return await asyncio.to_thread(read, model)
 
     async def _submit(self, requests: Sequence[InferRequest]) -> list[Answer]:
         """Half of the queue at a time: a request may have more inputs than the queue has room."""
@@ -298,7 +315,7 @@ class _Routes:
 
     async def _stream(self, receive: Receive, body: bytes, read: _Reader) -> ASGIApp:
         model = self._dispatcher.model
-        requests, _ = await _read(body, read, model)
+        requests, _ = await self._read(body, read, model)
         request = one_request(requests)
         if not model.can_stream:
             raise UsageError(
@@ -357,7 +374,7 @@ class _Routes:
 
     async def metrics(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /metrics."""
-        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await self._metrics.answer(), headers={"Content-Type": CONTENT_TYPE})
 
     async def docs(self, scope: Scope, receive: Receive) -> ASGIApp:
         """GET /docs."""
@@ -416,12 +433,6 @@ def _wants_stream(scope: Scope, query: dict[str, str]) -> bool:
         return query["stream"].lower() in ("true", "1", "")
     first, _, _ = header(scope, b"accept").partition(",")
     return first.partition(";")[0].strip().lower() == "text/event-stream"
-
-
-async def _read(body: bytes, read: _Reader, model: ServedModel) -> _Parsed:
-    if len(body) > (_LARGE_FILE_BYTES if "file" in model.accepts else _LARGE_BYTES):
-        return await asyncio.to_thread(read, model)
-    return read(model)
 
 
 async def _first(pieces: AsyncIterator[str]) -> str | None:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from flatout.schema.serve_model import ServedModel
+from flatout.schema.serve_protocol import AnyInput, FileInput, TensorInput, TextInput
 
 # How much of the difference between expected and measured is believed at a time.
 _BELIEF = 0.1
 # uvloop takes half a millisecond for no time at all: the question would be asked again at once, and
 # again, by a core that replicas could use. A batch that is shorter ends by itself before.
 _SHORTEST_TIMER_S = 0.001
+# Of the inputs in a batch, once they are read. Of small files that decompress to many pixels, a
+# batch of the best size for usual ones would not fit into memory, nor into a message.
+MOST_BATCH_BYTES = 256 << 20
+# Of a character in UTF-8.
+_CHARACTER_BYTES = 4
 
 
 class BatchTimes:
@@ -78,20 +86,37 @@ class BatchTimes:
         return low
 
 
-def batch_length(waiting: Iterable[tuple[int, bool]], limit: int) -> int:
+def input_bytes(given: AnyInput) -> int:
+    """About what an input takes once it is decoded, and at least what it takes in a message."""
+    if isinstance(given, TensorInput):
+        return sum(len(tensor.data) for tensor in given.tensors)
+    if isinstance(given, FileInput):
+        return max(len(given.data), given.content_bytes)
+    if isinstance(given, TextInput):
+        return len(given.text) * _CHARACTER_BYTES
+    # A value from a client is encoded already.
+    value = given.value
+    encoded = value if isinstance(value, msgspec.Raw) else msgspec.msgpack.encode(value)
+    return memoryview(encoded).nbytes
+
+
+def batch_length(
+    waiting: Iterable[tuple[int, int, bool]], limit: int, most_bytes: int = MOST_BATCH_BYTES
+) -> int:
     """How many requests from the front of the queue form the next batch.
 
     Args:
-        waiting: samples of each, and whether it must be computed alone.
-        limit: most samples; a request that has more is computed by itself.
+        waiting: samples and bytes of each, and whether it must be computed alone.
+        limit, most_bytes: of a batch; a request that has more is computed by itself.
     """
-    length = total = 0
-    for num_samples, is_alone in waiting:
+    length = total = total_bytes = 0
+    for num_samples, num_bytes, is_alone in waiting:
         if is_alone:
             return length or 1
-        if length and total + num_samples > limit:
-            break
         total += num_samples
+        total_bytes += num_bytes
+        if length and (total > limit or total_bytes > most_bytes):
+            break
         length += 1
     return length
 

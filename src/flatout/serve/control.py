@@ -144,7 +144,7 @@ def ask_swap(server: ControlFile, plan: ReplicaPlan | None) -> Iterator[SwapRepl
     """Asks a running server to swap its model; gives what happens. plan: None swaps back.
 
     Raises:
-        RunFailed: server-gone.
+        RunFailed: server-gone, server-not-understood.
     """
     order = SwapOrder(secret=server.secret, plan=plan)
     decoder = msgspec.json.Decoder(SwapReply)
@@ -159,12 +159,28 @@ def ask_swap(server: ControlFile, plan: ReplicaPlan | None) -> Iterator[SwapRepl
                     yield reply
                     if isinstance(reply, ServeSwapped | SwapFailed):
                         return
-        because = "it closed the connection"
-    except (OSError, msgspec.DecodeError) as error:
-        because = str(error)
-    raise RunFailed(
+    except OSError as error:
+        raise server_gone(server, str(error)) from error
+    except msgspec.DecodeError as error:
+        raise server_not_understood(server, str(error)) from error
+    raise server_gone(server, "it closed the connection")
+
+
+def server_gone(server: ControlFile, because: str) -> RunFailed:
+    """The error where nothing answers."""
+    return RunFailed(
         "server-gone",
         f"the server on port {server.port} did not answer.",
         because=because,
         fix="see whether it still runs, and start it again if not",
+    )
+
+
+def server_not_understood(server: ControlFile, because: str) -> RunFailed:
+    """The error where what answers is not a server of this version of flatout."""
+    return RunFailed(
+        "server-not-understood",
+        f"the answer on port {server.port} is not one of this version of flatout.",
+        because=because,
+        fix="start the server again with this version, if no other program has taken its port",
     )

@@ -17,9 +17,11 @@ _FILES = {
     "favicon-32x32.png": "image/png",
 }  # fmt: skip
 # The package's Swagger UI refuses 3.1, but shows what there is of it here.
-_SCRIPT = """fetch("openapi.json").then(response => response.json()).then(document =>
-  SwaggerUIBundle({spec: {...document, openapi: "3.0.3"}, dom_id: "#swagger-ui"}));"""
-# Addresses are relative, for a proxy that serves it under a prefix.
+# Addresses are relative, for a proxy that serves it under a prefix, as Ray Serve does; those of
+# requests are to the page's own folder.
+_SCRIPT = """const servers = [{url: new URL(".", location).pathname.slice(0, -1) || "/"}];
+fetch("openapi.json").then(response => response.json()).then(document =>
+  SwaggerUIBundle({spec: {...document, servers, openapi: "3.0.3"}, dom_id: "#swagger-ui"}));"""
 _PAGE = f"""<!doctype html>
 <html lang="en">
 <head>

@@ -26,10 +26,13 @@ _HEADER_BYTES = 64 << 10
 _STOP_S = 600
 
 
-class _Connection(HttpToolsProtocol):
+class _LimitedConnection(HttpToolsProtocol):
     """uvicorn's, with limits for headers, which it lacks, and errors as the routes have them."""
 
     _is_in_headers = False
+    _is_in_message = False
+    _has_body_come = False
+    # Since the beginning of the request, or the last part of its body: of headers, or of trailers.
     _header_bytes = 0
     _timer: asyncio.TimerHandle | None = None
 
@@ -43,23 +46,26 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_headers = True
+        self._is_in_headers = self._is_in_message = True
         self._header_bytes = 0
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._is_in_headers = False
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._has_body_come = True
+        self._header_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_message = False
+
     def data_received(self, data: bytes) -> None:
-        was_in_headers = self._is_in_headers
+        was_in_message, self._has_body_come = self._is_in_message, False
         super().data_received(data)
-        if not self._is_in_headers and self.cycle and not self.cycle.response_complete:
-            # In most cases these were all of a request, and there is no timer.
-            self._stop_timer()
-            return
-        if self._timer is None:
-            self._timer = self.loop.call_later(_HEADERS_S, self._refuse_slow)
-        if was_in_headers:
+        if was_in_message and self._is_in_message and not self._has_body_come:
             self._header_bytes += len(data)
         if self._header_bytes > _HEADER_BYTES:
             self._refuse(
@@ -69,6 +75,11 @@ class _Connection(HttpToolsProtocol):
                     fix="send fewer or shorter headers, and inputs in the body",
                 )
             )
+        elif not self._is_in_headers and self.cycle and not self.cycle.response_complete:
+            # In most cases these were all of a request, and there is no timer.
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_HEADERS_S, self._refuse_slow)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(
@@ -89,9 +100,15 @@ class _Connection(HttpToolsProtocol):
         )
 
     def _refuse(self, error: UsageError) -> None:
-        """Answers before there is a request, and closes."""
+        """Answers before there is a response, and closes."""
         self._stop_timer()
         if self.transport.is_closing():
+            return
+        cycle, is_in_body = self.cycle, self._is_in_message and not self._is_in_headers
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering and (cycle.response_started or not is_in_body or self.pipeline):
+            # It would be taken for the answer to the request before.
+            self.transport.close()
             return
         response = error_response(error)
         response.headers["Connection"] = "close"
@@ -115,7 +132,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 application,
                 loop="none",
-                http=_Connection,
+                http=_LimitedConnection,
                 ws="none",
                 lifespan="off",
                 access_log=False,

@@ -59,7 +59,7 @@ def axis_of_logs(values: Sequence[float], text: Format) -> Axis:
     return Axis(min(values) / 1.3, max(values) * 1.3, text, is_log=True)
 
 
-class Curve(msgspec.Struct, frozen=True):
+class LoadCurve(msgspec.Struct, frozen=True):
     """A line. kind: the class of its color. is_dotted: its points are marked."""
 
     name: str
@@ -68,7 +68,7 @@ class Curve(msgspec.Struct, frozen=True):
     is_dotted: bool = False
 
 
-def plot(curves: Sequence[Curve], x: Axis, y: Axis, limit: float | None = None) -> str:
+def plot(curves: Sequence[LoadCurve], x: Axis, y: Axis, limit: float | None = None) -> str:
     """Lines in one frame. limit: a value of y that is marked."""
     parts = [*_grid(x, y)]
     if limit is not None and y.low < limit < y.high:
@@ -90,7 +90,7 @@ def plot(curves: Sequence[Curve], x: Axis, y: Axis, limit: float | None = None) 
     return f'<svg class="plot" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
-def legend(curves: Sequence[Curve]) -> str:
+def legend(curves: Sequence[LoadCurve]) -> str:
     """The names of lines in their colors."""
     return "".join(f'<span class="{curve.kind}">{escape(curve.name)}</span> ' for curve in curves)
 

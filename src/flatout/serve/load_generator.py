@@ -36,6 +36,7 @@ from flatout.serve.load_records import (
 )
 from flatout.system.clock import elapsed_s, process_s
 from flatout.system.json_process import JsonLines, JsonStdio
+from flatout.system.open_file_limit import raise_open_file_limit
 
 # Without any answer for so long, the server is gone.
 _GONE_S = 5.0
@@ -46,9 +47,10 @@ _MOST_IDLE_S = 2.0
 # So many requests may be sent late in a row before the answers are read.
 _MOST_IN_A_ROW = 32
 _EXAMPLE_BYTES = 300
+_REDIRECTS = range(300, 400)
 
 
-class _Connection:
+class _UserConnection:
     """A connection to the server, opened when it is needed."""
 
     def __init__(self, url: str, method: str, timeout_s: float) -> None:
@@ -64,8 +66,8 @@ class _Connection:
         self._socket: Any = None
         self._used_s = 0.0
 
-    def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer.
+    def ask(self, request: bytes) -> tuple[int, bytes, str]:
+        """Status and body of the answer, and the address that it redirects to.
 
         Raises:
             OSError, HTTPParseError: there is none.
@@ -86,7 +88,9 @@ class _Connection:
         if response.should_close():
             self.close()
         self._used_s = elapsed_s()
-        return response.get_code(), body
+        # Given twice, it is a list.
+        target = response.get("location", "") if response.get_code() in _REDIRECTS else ""
+        return response.get_code(), body, str(target)
 
     def close(self) -> None:
         """Closes it, if it is open."""
@@ -153,7 +157,7 @@ class _Load:
     def run_user(self) -> None:
         """A user, until the end of the test."""
         job = self.job
-        connection = _Connection(job.url, job.method, job.timeout_s)
+        connection = _UserConnection(job.url, job.method, job.timeout_s)
         if job.rate_per_s is None:
             while (now_s := elapsed_s()) < self.end_s:
                 self._send(connection, now_s, 0.0)
@@ -235,11 +239,13 @@ class _Load:
         due_s = ticket.get()
         return None if due_s is None else (due_s, True)
 
-    def _send(self, connection: _Connection, due_s: float, lag_s: float) -> None:
+    def _send(self, connection: _UserConnection, due_s: float, lag_s: float) -> None:
         place, status, body, failure = next(self._places), 0, b"", ""
         try:
-            status, body = connection.ask(self._requests[place])
-            kind = ANSWERED if status < 400 else STATUS
+            status, body, target = connection.ask(self._requests[place])
+            # A redirect is not the answer to a request, and users of the server would wait longer.
+            kind = ANSWERED if status < 300 else STATUS
+            failure = f"redirects to {target}"[:_EXAMPLE_BYTES] if target else ""
         except TimeoutError:
             kind = TIMEOUT
         except (OSError, self._parse_error) as error:
@@ -309,6 +315,8 @@ def run(job: LoadJob, answers: JsonLines) -> LoadEnded:
 
 def main() -> None:
     """Carries out jobs until the parent closes the pipe."""
+    # A connection for each user: without one, its requests would count as errors of the server.
+    raise_open_file_limit()
     stdio = JsonStdio()
     for job in stdio.requests(LoadJob):
         try:

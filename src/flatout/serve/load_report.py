@@ -20,10 +20,12 @@ from flatout.schema.units import (
     seconds_text,
 )
 from flatout.serve import load_charts
-from flatout.serve.load_charts import Axis, Curve
+from flatout.serve.load_charts import Axis, LoadCurve
 from flatout.system import atomic_files
 
 _TEMPLATE = Path(__file__).with_name("load_report.html.tmpl")
+_BATCH, _QUEUE, _CPUS = "samples in a batch", "in the queue", "CPUs of the server"
+_MOST_NUMBER = 24
 # Shares of answers that are marked, by one over the rest: 50 %, 90 %, 99 % ...
 _SHARES = {2.0: "50 %", 10.0: "90 %", 100.0: "99 %", 1e3: "99.9 %", 1e4: "99.99 %"}
 
@@ -47,6 +49,7 @@ def page(file: LoadFile) -> str:
         loads="".join(_loads(file)),
         spread="" if step is None else _spread(step),
         seconds="" if step is None else "".join(_seconds(step)),
+        server="" if step is None else _table("Queue and batches", [], [*_server_rows(step)]),
         errors="" if step is None else _errors(step),
         settings=_settings(file),
         footer=escape(f"Made by flatout {file.flatout} loadtest."),
@@ -93,8 +96,8 @@ def _loads(file: LoadFile) -> Iterator[str]:
     if len(known) < 2:
         return
     curves = [
-        Curve("p50", [(rate, found.p50_s) for rate, found in known], "first", is_dotted=True),
-        Curve("p99", [(rate, found.p99_s) for rate, found in known], "second", is_dotted=True),
+        LoadCurve("p50", [(rate, found.p50_s) for rate, found in known], "first", is_dotted=True),
+        LoadCurve("p99", [(rate, found.p99_s) for rate, found in known], "second", is_dotted=True),
     ]
     shown = [latency for curve in curves for _, latency in curve.points]
     shown += [limit_s] if limit_s is not None else []
@@ -103,7 +106,9 @@ def _loads(file: LoadFile) -> Iterator[str]:
     yield "<section><h2>Latency over throughput</h2>"
     yield f'<p class="dim">Answers per second to the right. {load_charts.legend(curves)}</p>'
     yield load_charts.plot(curves, x, y, limit_s)
-    head = ["load", "answers/s", "p50", "p90", "p99", "p99.9", "errors", "CPUs of the server", ""]
+    head = [
+        "load", "answers/s", "p50", "p90", "p99", "p99.9", "errors", _BATCH, _QUEUE, _CPUS, "",
+    ]  # fmt: skip
     yield _table("Loads", head, [_load_row(step) for step in steps])
     yield "</section>"
 
@@ -115,11 +120,28 @@ def _load_row(step: LoadStep) -> list[str]:
         else [seconds_text(one) for one in (found.p50_s, found.p90_s, found.p99_s, found.p999_s)]
     )  # fmt: skip
     held = {None: "", True: "in time", False: "too slow"}[step.is_held]
-    cpus = "" if step.server_cpus is None else f"{step.server_cpus:.2f}"
+    said = dict(_server_rows(step))
+    server = [said.get(name, "-") for name in (_BATCH, _QUEUE, _CPUS)]
     return [
-        _level(step), f"{step.answers_per_s:,.1f}", *latencies, count_text(step.num_errors), cpus,
-        held,
+        _level(step), f"{step.answers_per_s:,.1f}", *latencies, count_text(step.num_errors),
+        *server, held,
     ]  # fmt: skip
+
+
+def _server_rows(step: LoadStep) -> Iterator[tuple[str, str]]:
+    """What is known of the server during a load."""
+    found = step.server
+    if found is not None:
+        if found.num_batches is not None:
+            yield "batches", count_text(found.num_batches)
+        if found.mean_batch is not None:
+            yield _BATCH, f"{found.mean_batch:.3g}"
+        if found.mean_queue_s is not None:
+            yield _QUEUE, seconds_text(found.mean_queue_s)
+        if found.max_queue_depth is not None:
+            yield "longest queue", counted_text(round(found.max_queue_depth), "request")
+    if step.server_cpus is not None:
+        yield _CPUS, f"{step.server_cpus:.2f}"
 
 
 def _spread(step: LoadStep) -> str:
@@ -134,27 +156,27 @@ def _spread(step: LoadStep) -> str:
     points.append((float(total), points[-1][1]))
     x = Axis(1.0, float(total), lambda one: _SHARES[one], is_log=True, marks=tuple(_SHARES))
     y = load_charts.axis_of_logs([latency for _, latency in points], seconds_text)
-    chart = load_charts.plot([Curve("latency by share of answers", points)], x, y)
+    chart = load_charts.plot([LoadCurve("latency by share of answers", points)], x, y)
     return f"<section><h2>Share of answers within a latency</h2>{chart}</section>"
 
 
 def _seconds(step: LoadStep) -> Iterator[str]:
     if len(step.seconds) < 2:
         return
-    x = Axis(0.0, float(len(step.seconds) - 1), seconds_text)
+    x = Axis(0.0, float(len(step.seconds) - 1), lambda one: seconds_text(one) if one else "0 s")
     counts = [
-        Curve("answers per second", [(one.at_s, one.num_answered) for one in step.seconds]),
-        Curve("errors", [(one.at_s, one.num_errors) for one in step.seconds], "bad"),
+        LoadCurve("answers per second", [(one.at_s, one.num_answered) for one in step.seconds]),
+        LoadCurve("errors", [(one.at_s, one.num_errors) for one in step.seconds], "bad"),
     ]
     depths = [(one.at_s, one.queue_depth) for one in step.seconds if one.queue_depth is not None]
     if depths:
-        counts.append(Curve("requests in the server's queue", depths, "second"))
+        counts.append(LoadCurve("requests in the server's queue", depths, "second"))
     most = [value for curve in counts for _, value in curve.points]
     y = load_charts.axis_from_zero(most, _count)
     yield from _over_time("Answers over time", counts, x, y)
     latencies = [
-        Curve("p50", [(one.at_s, one.p50_s) for one in step.seconds if one.p50_s]),
-        Curve("p99", [(one.at_s, one.p99_s) for one in step.seconds if one.p99_s], "second"),
+        LoadCurve("p50", [(one.at_s, one.p50_s) for one in step.seconds if one.p50_s]),
+        LoadCurve("p99", [(one.at_s, one.p99_s) for one in step.seconds if one.p99_s], "second"),
     ]
     shown = [value for curve in latencies for _, value in curve.points]
     if shown:
@@ -162,7 +184,7 @@ def _seconds(step: LoadStep) -> Iterator[str]:
         yield from _over_time("Latency over time", latencies, x, y)
 
 
-def _over_time(title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> Iterator[str]:
+def _over_time(title: str, curves: Sequence[LoadCurve], x: Axis, y: Axis) -> Iterator[str]:
     yield f"<section><h2>{title}</h2><p class='dim'>{load_charts.legend(curves)}</p>"
     yield f"{load_charts.plot(curves, x, y)}</section>"
 
@@ -188,25 +210,29 @@ def _settings(file: LoadFile) -> str:
     ]  # fmt: skip
     if step is not None and step.generator_cpus is not None:
         rows.append(["CPUs of the generator", f"{step.generator_cpus:.2f}"])
-    if step is not None and step.server_cpus is not None:
-        rows.append(["CPUs of the server", f"{step.server_cpus:.2f}"])
-    if step is not None and step.server is not None:
-        found = step.server
-        if found.mean_batch is not None:
-            rows.append(["samples in a batch", f"{found.mean_batch:.3g}"])
-        if found.mean_queue_s is not None:
-            rows.append(["in the server's queue", seconds_text(found.mean_queue_s)])
-    return _table("Settings", ["", ""], rows)
+    return _table("Settings", [], rows)
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _cell_class(cell: str) -> str:
+    """What is longer than a number or a name may be wrapped."""
+    return ' class="text"' if len(cell) > _MOST_NUMBER else ""
+
+
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    table = f'<div class="wide"><table><thead><tr>{names}</tr></thead>{lines}</table></div>'
-    return f"<section><h2>{escape(title)}</h2>{table}</section>" if rows else ""
+    """A table with the names of its columns; without them, its first column has names."""
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        cells = [f"<td{_cell_class(cell)}>{escape(cell)}</td>" for cell in row]
+        if not head:
+            cells[0] = f'<th scope="row">{escape(row[0])}</th>'
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    top = f"<thead><tr>{names}</tr></thead>" if head else ""
+    table = f'<div class="{"wide" if head else "pairs"}"><table>{top}{"".join(lines)}</table></div>'
+    return f"<section><h2>{escape(title)}</h2>{table}</section>"

@@ -20,6 +20,10 @@ _PATH = "/predict"
 _DURATION_S, _STEP_S = 30.0, 5.0
 _SHOWN = 300
 _JSON = "application/json"
+# Headers that are sent anyway, so that one of the user's replaces it however it is written.
+_OWN_HEADERS = {name.lower(): name for name in (
+    "Authorization", "Content-Length", "Content-Type", "Host", "User-Agent",
+)}  # fmt: skip
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +60,10 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send. base: the address without a path. expected: JSON texts; see `LoadJob`.
+    """What to send. expected: JSON texts; see `LoadJob`.
 
-    server: its name and version, and model, where it is a flatout server.
+    base: the address, with the path below which the server is, if any. server: its name and
+    version, and model, where it is a flatout server.
     """
 
     url: str
@@ -99,9 +104,9 @@ def find_target(request: LoadRequest) -> LoadTarget:
         url=base + path, base=base, method=request.method, headers=headers,
         bodies=bodies or (b"",), expected=expected,
     )  # fmt: skip
-    target, document = _with_server(target, request)
+    target, document = _found_server(target, request)
     if bodies is None and request.method != "GET":
-        body = _example(target, path, document)
+        body = _example(target, document)
         target = msgspec.structs.replace(target, bodies=(body,))
         target.headers.setdefault("Content-Type", _JSON)
     if expected and len(expected) not in (1, len(target.bodies)):
@@ -145,7 +150,7 @@ def _headers(request: LoadRequest) -> dict[str, str]:
                 f"`--header {text}` is not a header.",
                 fix="write it like: --header 'Accept: application/json'",
             )
-        headers[name] = value
+        headers[_OWN_HEADERS.get(name.lower(), name)] = value
     if request.token is not None:
         headers["Authorization"] = f"Bearer {serve_files.secret_of(request.token, '--token')}"
     return headers
@@ -171,7 +176,10 @@ def _texts(text: str, option: str) -> tuple[str, ...]:
     found = _content(text, option)
     content, suffix = (text.encode(), "") if found is None else found
     parts = content.splitlines() if suffix == ".jsonl" else [content]
-    texts = [part.decode(errors="replace") for part in parts if part.strip()]
+    try:
+        texts = [part.decode() for part in parts if part.strip()]
+    except UnicodeDecodeError as error:
+        raise _bad_input(option, f"it is not UTF-8: {error.reason}") from error
     for one in texts:
         try:
             msgspec.json.decode(one)
@@ -191,9 +199,25 @@ def _bodies(text: str, headers: dict[str, str]) -> tuple[bytes, ...]:
     else:
         bodies = (found[0],)
         kind = mimetypes.guess_type(f"input{found[1]}")[0] or "application/octet-stream"
-    if "content-type" not in {name.lower() for name in headers}:
-        headers["Content-Type"] = kind
+    headers.setdefault("Content-Type", kind)
     return bodies
+
+
+def _found_server(target: LoadTarget, request: LoadRequest) -> tuple[LoadTarget, Any]:
+    """As `_with_server`; a path in the URL may be the one below which a flatout server is."""
+    found = _with_server(target, request)
+    parts = urlsplit(target.url)
+    if found[0].server is not None or request.path is not None or parts.path == _PATH:
+        return found
+    if parts.query:
+        return found
+    base = target.url.removesuffix(_PATH)
+    below = msgspec.structs.replace(target, base=base, url=base + _PATH)
+    try:
+        found_below = _with_server(below, request)
+    except (UsageError, RunFailed):
+        return found  # Another server's path, which answers only what it is for.
+    return found if found_below[0].server is None else found_below
 
 
 def _with_server(target: LoadTarget, request: LoadRequest) -> tuple[LoadTarget, Any]:
@@ -240,9 +264,10 @@ def call_server(target: LoadTarget, path: str, timeout_s: float) -> HttpReply:
         raise _no_server(target, str(error) or type(error).__name__) from error
 
 
-def _example(target: LoadTarget, path: str, document: Any) -> bytes:
+def _example(target: LoadTarget, document: Any) -> bytes:
     """The body that a flatout server names as an example in its OpenAPI document."""
-    if urlsplit(path).path == _PATH:
+    path = urlsplit(target.url.removeprefix(target.base)).path
+    if path == _PATH:
         media = _member(document, "paths", _PATH, "post", "requestBody", "content", _JSON)
         example = _member(media, "example")
         if example is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from flatout.serve.load_target import LoadRequest, LoadTarget, find_target, shor
 from flatout.system import atomic_files, clock, cpu_name, port_owner
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.load import LoadWatch
+from flatout.system.optional_packages import require_packages
 
 # Of a schedule: with more answers outstanding than connections, requests wait, and are timed.
 _LEAST_CONNECTIONS, _MOST_CONNECTIONS = 16, 400
@@ -64,17 +64,13 @@ class LoadTest:
     """A load test; what was measured is there even if it is interrupted.
 
     Raises:
-        RunFailed: loadtest-not-installed; what `find_target` says.
+        UsageError: loadtest-not-installed; what `find_target` says.
     """
 
     def __init__(self, request: LoadRequest) -> None:
-        if importlib.util.find_spec("locust") is None:
-            raise RunFailed(
-                "loadtest-not-installed",
-                "`flatout loadtest` needs Locust.",
-                because="it is not installed in this environment",
-                fix="pip install 'flatout[loadtest]'",
-            )
+        require_packages(
+            "loadtest-not-installed", "`flatout loadtest`", ["locust"], extra="loadtest"
+        )
         self._request = request
         self._target: LoadTarget | None = None
         self._is_interrupted = False

@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from flatout.schema.serve_protocol import Answered, BatchItem, ItemRefused
-from flatout.serve.batching import batch_length
+from flatout.serve.batching import batch_length, input_bytes
 from flatout.serve.dispatcher import Answer, InferRequest
 
 
 class Pending:
     """One request until it is answered, refused, or its client has left.
 
-    is_alone: must be computed in a batch of its own. is_suspect: it was in a batch that killed a
-    replica. pieces: of a streamed answer, and None after the last one.
+    num_bytes: of its input in memory. is_alone: must be computed in a batch of its own. is_suspect:
+    it was in a batch that killed a replica. pieces: of a streamed answer, then None.
     """
 
     __slots__ = (
         "accepted_s", "deadline_s", "future", "has_pieces", "is_alone", "is_suspect", "item",
-        "num_samples", "pieces", "sent_s",
+        "num_bytes", "num_samples", "pieces", "sent_s",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Pending:
             is_stream=is_stream,
         )
         self.num_samples = request.num_samples
+        self.num_bytes = input_bytes(request.input)
         self.accepted_s = accepted_s
         self.deadline_s = deadline_s
         self.sent_s = accepted_s
@@ -119,7 +120,7 @@ class RequestQueue:
 
     def next_batch(self, limit: int) -> list[Pending]:
         """Takes out what forms the next batch."""
-        sizes = ((pending.num_samples, pending.is_alone) for pending in self._batched)
+        sizes = ((one.num_samples, one.num_bytes, one.is_alone) for one in self._batched)
         batch = [self._batched.popleft() for _ in range(batch_length(sizes, limit))]
         self.num_samples -= sum(pending.num_samples for pending in batch)
         return batch

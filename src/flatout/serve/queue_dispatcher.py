@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 import msgspec
 
@@ -56,6 +56,7 @@ class QueueDispatcher:
         # Seconds from arrival to answer, of the last requests.
         self.recent_s: deque[float] = deque(maxlen=_MOST_RECENT)
         self._retiring: dict[asyncio.Task[None], ReplicaPool] = {}
+        self._measuring: set[asyncio.Task[None]] = set()
         self._before: ReplicaPlan | None = None
         self._num_requests = 0
         self._num_replicas = 0
@@ -154,6 +155,9 @@ class QueueDispatcher:
         draining = asyncio.get_running_loop().create_task(old.drain())
         self._retiring[draining] = old
         draining.add_done_callback(lambda task: self._retiring.pop(task, None))
+        measuring = asyncio.get_running_loop().create_task(self._measure_after(draining, pool))
+        self._measuring.add(measuring)
+        measuring.add_done_callback(self._measuring.discard)
         swapped = ServeSwapped(model=pool.model, warmup_s=elapsed_s() - began_s)
         self._report(swapped)
         return swapped
@@ -176,6 +180,7 @@ class QueueDispatcher:
     async def stop(self) -> None:
         """Answers what was accepted, and ends the replicas."""
         self._is_stopping = True
+        _cancel_all(self._measuring)
         if self._warming is not None:
             await self._warming.kill()
         current = [self._pool.drain()] if self._pool is not None else []
@@ -184,11 +189,11 @@ class QueueDispatcher:
     async def kill(self) -> int:
         """Ends the replicas at once; how many accepted requests get no answer."""
         num_open = self.refuse_new()
+        _cancel_all(self._measuring)
         await asyncio.gather(*(pool.kill() for pool in self._pools()))
         for pool in self._pools():
             pool.fail_all(ServerStopping())
-        for task in list(self._retiring):
-            task.cancel()
+        _cancel_all(self._retiring)
         return num_open
 
     @property
@@ -216,6 +221,11 @@ class QueueDispatcher:
         finally:
             self._warming = None
         return pool
+
+    async def _measure_after(self, draining: asyncio.Task[None], pool: ReplicaPool) -> None:
+        await asyncio.wait({draining})
+        if pool is self._pool:
+            await pool.measure_again()
 
     def _accepted(self, pool: ReplicaPool, request: InferRequest, *, is_stream: bool) -> Pending:
         """The request in the queue.
@@ -264,6 +274,11 @@ class QueueDispatcher:
                 f"{seconds_text(limit_s)}",
                 late_s,
             )
+
+
+def _cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
 
 
 def _samples_in(queue: RequestQueue) -> int:

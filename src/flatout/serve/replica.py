@@ -27,6 +27,8 @@ from flatout.schema.serve_protocol import (
     Cancel,
     FromReplica,
     ItemRefused,
+    Measure,
+    Measured,
     Piece,
     ReplicaFailed,
     ReplicaReady,
@@ -98,6 +100,7 @@ class Replica:
         self._model: ServedModel | None = None
         self._memory_bytes: int | None = None
         self._last_sign_s = elapsed_s()
+        self._measured: asyncio.Future[Measured | None] | None = None
         self._failed: ReplicaFailed | None = None
         self._killed_because: str | None = None
         self._printed = ""
@@ -134,8 +137,8 @@ class Replica:
             memory_bytes=self._memory_bytes,
         )
 
-    def send(self, items: list[Pending]) -> None:
-        """Sends it a batch."""
+    def send(self, items: list[Pending], max_samples: int) -> None:
+        """Sends it a batch. max_samples: computed together at most."""
         assert self._process is not None
         now_s = elapsed_s()
         if not self.batches and not self.streams:
@@ -149,7 +152,8 @@ class Replica:
             self.batches.append(batch)
         for pending in items:
             pending.sent_s = now_s
-        self._process.send(Batch(items=tuple(pending.item for pending in items)))
+        sent = tuple(pending.item for pending in items)
+        self._process.send(Batch(items=sent, max_samples=max_samples))
 
     def cancel(self, number: int) -> None:
         """The client of a streamed answer has left."""
@@ -163,6 +167,13 @@ class Replica:
         if now_s - self._last_sign_s > limit_s:
             self._killed_because = f"it gave no answer for {seconds_text(limit_s)} and was killed"
             self._process.kill()
+
+    async def measured_again(self) -> Measured | None:
+        """Has it measure batches again, between requests; None if it ends before."""
+        assert self._process is not None
+        self._measured = asyncio.get_running_loop().create_future()
+        self._process.send(Measure())
+        return await self._measured
 
     async def end(self) -> None:
         """Ends it in good order; it has nothing more to compute."""
@@ -232,6 +243,7 @@ class Replica:
             raise
         finally:
             self._process = None
+            _end_wait(self._measured, None)
         self._printed = process.printed()
         if self._failed is not None:
             return self._failed.finding, self._failed.exit_code
@@ -275,6 +287,8 @@ class Replica:
             elif self._process is not None:
                 self._owner.report(ReplicaRestored(replica=self.index, pid=self._process.pid))
             self._owner.replica_freed()
+        elif isinstance(message, Measured):
+            _end_wait(self._measured, message)
         else:
             self._failed = message
 
@@ -296,6 +310,11 @@ class Replica:
         # The replica first: it computes while the answers are sent.
         self._owner.replica_freed()
         self._owner.batch_ended(batch, done)
+
+
+def _end_wait(waited_for: asyncio.Future[Measured | None] | None, found: Measured | None) -> None:
+    if waited_for is not None and not waited_for.done():
+        waited_for.set_result(found)
 
 
 def restart_pause_s(num_failures: int) -> float:

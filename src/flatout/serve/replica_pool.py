@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import ReplicaPlan, ServeEvent
 from flatout.schema.serve_model import ServedModel
@@ -98,7 +100,7 @@ class ReplicaPool:
             if self.plan.num_cores is not None:
                 first = self.replicas[0]
                 num_more = num_copies_that_fit(first.status().pid)
-                self.plan = shared_out(self.plan, ready[0].model.num_threads or 1, num_more)
+                self.plan = shared_out(self.plan, ready[0].model, num_more)
                 first.start = self.plan.starts[0]
                 ready = await self._started()
         except BaseException:
@@ -109,6 +111,18 @@ class ReplicaPool:
         self.findings = tuple(found.values())
         self.times = BatchTimes(self.model, self.plan.latency_s)
         self.replica_freed()
+
+    async def measure_again(self) -> None:
+        """Corrects the size of batches: other replicas computed when it was chosen."""
+        replica = next((one for one in self.replicas if one.is_ready), None)
+        if self.plan.latency_s is None or replica is None:
+            return
+        found = await replica.measured_again()
+        if found is not None:
+            self.model = msgspec.structs.replace(
+                self.model, batch_s=found.batch_s, max_samples=found.max_samples
+            )
+            self.times = BatchTimes(self.model, self.plan.latency_s)
 
     async def _started(self) -> list[ReplicaReady]:
         """What the replicas of the plan report; those that do not run yet are started."""
@@ -163,12 +177,13 @@ class ReplicaPool:
             replica = _free_for_stream(self.replicas)
             if replica is None:
                 break
-            replica.send([queue.next_stream()])
+            replica.send([queue.next_stream()], self.model.max_samples)
         while queue.num_waiting(is_stream=False):
             replica = self._free_for_batch()
             if replica is None:
                 break
-            replica.send(queue.next_batch(self.times.limit if self.times else 1))
+            batch = queue.next_batch(self.times.limit if self.times else 1)
+            replica.send(batch, self.model.max_samples)
 
     def batch_ended(self, batch: SentBatch, done: BatchDone | None) -> None:
         """Passes answers on."""

@@ -19,7 +19,7 @@ _DRAIN_S = 1.0
 # Where a request's scope has how much of its body is counted.
 _HELD = "flatout.held_bytes"
 
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
 
 class ClientLeft(Exception):
@@ -123,7 +123,7 @@ async def drain(receive: Receive, limits: ServeLimits) -> None:
         return
 
 
-async def unless_client_leaves(receive: Receive, work: Awaitable[Answered]) -> Answered:
+async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Result:
     """What the work returns; it is cancelled if the client leaves. The body must have been read.
 
     Raises:

@@ -25,6 +25,7 @@ from flatout.serve.application import ApplicationOptions, application
 from flatout.serve.control import ControlPort
 from flatout.serve.http_server import HttpServer
 from flatout.serve.queue_dispatcher import DispatchLimits, QueueDispatcher
+from flatout.serve.token_hash import TokenHash
 from flatout.system import serve_files
 from flatout.system.clock import elapsed_s
 from flatout.system.signals import Interrupts
@@ -59,10 +60,7 @@ class RunningServer:
         self._listener = listener
         self._interrupts = interrupts
         self._port: int = listener.getsockname()[1]
-        limits = DispatchLimits(
-            max_queue=request.max_queue, timeout_s=request.timeout_s, hang_s=request.timeout_s
-        )
-        self._dispatcher = QueueDispatcher(limits, self._report)
+        self._dispatcher = QueueDispatcher(limits_of(request), self._report)
         self._control = ControlPort(self._dispatcher, self._report)
         self._last_tick_s = elapsed_s()
         self._last_counts = (0, 0, 0)
@@ -92,9 +90,7 @@ class RunningServer:
             self.events.put_nowait(None)
 
     async def _serve(self, began_s: float) -> None:
-        options = ApplicationOptions(
-            token=self._request.token, hosts=allowed_hosts(self._request)
-        )  # fmt: skip
+        options = options_of(self._request)
         http = HttpServer(application(self._dispatcher, options), self._listener)
         serving = asyncio.ensure_future(http.run_until_stopped())
         control = await self._control.open(self._plan.name, self._port)
@@ -115,7 +111,7 @@ class RunningServer:
                 await asyncio.wait({stopping}, timeout=_TICK_S)
                 stopping.cancel()
         finally:
-            serve_files.remove(self._port)
+            serve_files.remove(str(self._port))
         totals = self._dispatcher.state().totals
         self._report(
             ServeStopped(
@@ -146,8 +142,9 @@ class RunningServer:
 
     def _ready(self, startup_s: float) -> ServeReady:
         request, dispatcher = self._request, self._dispatcher
+        url = url_of(request.host, self._port)
         return ServeReady(
-            url=url_of(request.host, self._port),
+            url=url,
             model=dispatcher.model,
             num_replicas=len(dispatcher.plan.starts),
             batch_samples=dispatcher.batch_samples,
@@ -155,7 +152,7 @@ class RunningServer:
             timeout_s=request.timeout_s,
             needs_token=request.token is not None,
             startup_s=startup_s,
-            example=example_request(dispatcher.model, request, self._port),
+            example=example_request(dispatcher.model, request, url, str(self._port)),
             findings=dispatcher.findings,
         )
 
@@ -184,15 +181,37 @@ class RunningServer:
         self._last_tick_s, self._last_counts = now_s, counts
 
 
+def options_of(request: ServeRequest) -> ApplicationOptions:
+    """How the application accepts requests."""
+    token = None if request.token is None else TokenHash.of(request.token)
+    return ApplicationOptions(token=token, hosts=allowed_hosts(request))
+
+
+def limits_of(request: ServeRequest) -> DispatchLimits:
+    """What the queue allows."""
+    return DispatchLimits(
+        max_queue=request.max_queue, timeout_s=request.timeout_s, hang_s=request.timeout_s
+    )
+
+
 def url_of(host: str, port: int) -> str:
     """The address of a server, for a client on this computer."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def example_request(model: ServedModel, request: ServeRequest, port: int) -> str | None:
-    """A command that gets an answer; None where the model has no example."""
-    words = ["curl", f"{url_of(request.host, port)}/predict"]
+def example_request(
+    model: ServedModel, request: ServeRequest, url: str, name: str
+) -> str | None:  # fmt: skip
+    """A command that gets an answer; None where the model has no example.
+
+    Args:
+        model: what is served.
+        request: how.
+        url: of the server.
+        name: of its files.
+    """
+    words = ["curl", f"{url}/predict"]
     if request.token is not None:
         words += ["-H", "authorization: Bearer TOKEN"]
     if model.example is not None:
@@ -200,6 +219,6 @@ def example_request(model: ServedModel, request: ServeRequest, port: int) -> str
         text = msgspec.json.encode(body).decode()
         # PowerShell takes the quotes out of a text.
         if len(text) > _LONGEST_EXAMPLE or sys.platform == "win32":
-            text = f"@{serve_files.write_example(port, body)}"
+            text = f"@{serve_files.write_example(name, body)}"
         return typed_here([*words, "-H", "content-type: application/json", "-d", text])
     return typed_here([*words, "-F", "file=@FILE"]) if "file" in model.accepts else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from flatout.serve.dispatcher import Answer, Dispatcher, DispatchState
@@ -93,6 +94,39 @@ class ServeMetrics:
     def text(self) -> bytes:
         """All metrics, in the text format."""
         return generate_latest(self._registry)
+
+    async def answer(self) -> bytes:
+        """What a request for them gets."""
+        return self.text()
+
+
+def joined(texts: Mapping[str, str]) -> bytes:
+    """The metrics of several processes as one text, where `process` is a label with their name.
+
+    Args:
+        texts: what each process has, in the text format.
+    """
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            samples = [
+                one._replace(labels={**one.labels, "process": name}) for one in family.samples
+            ]
+            family.samples = []
+            families.setdefault(family.name, family).samples += samples
+    registry = CollectorRegistry()
+    registry.register(_Families(tuple(families.values())))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """Metrics as they are."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
 
 
 class _DispatchCollector(Collector):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -59,9 +60,10 @@ def load_between(
         return None
 
     def grown(name: str) -> float | None:
-        first, last = (one.sums.get(name) for one in (known[0], known[-1]))
+        counts = [one.sums[name] for one in known if name in one.sums]
         # A server that was restarted in between counts from 0 again.
-        return None if first is None or last is None or last < first else last - first
+        has_fallen = any(after < before for before, after in pairwise(counts))
+        return None if len(counts) < len(known) or has_fallen else counts[-1] - counts[0]
 
     def mean(of: str, by: str) -> float | None:
         total, count = grown(of), grown(by)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,26 +15,56 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.schema.finding import Finding, finding_from
+from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.serve_control import ControlFile
-from flatout.serve.control import choose_server
+from flatout.serve.control import choose_server, server_gone, server_not_understood
 from flatout.serve.http_errors import ErrorBody
 from flatout.serve.inputs import PredictAnswer
 from flatout.serve.open_inference import V2ModelMetadata
 from flatout.system import clock, http_call, process_env, serve_files
+from flatout.system.host_system import Unread
 from flatout.system.http_call import HttpReply
+from flatout.system.timeout_threads import run_together
 
-_LIMIT_S, _ANSWER_LIMIT_S = 2.0, 60.0
+# For a question to a server, for all questions to all servers, and for an input that is tried.
+_LIMIT_S, _ALL_LIMIT_S, _ANSWER_LIMIT_S = 2.0, 3.0, 60.0
 _TOP = 3
 _TOKEN_NAME = "FLATOUT_SERVE_TOKEN"
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # As serve_metrics.py names them.
 _PREFIX = "flatout_serve_"
+_LOG = logging.getLogger("flatout.serve")
 
 TriedKind = Literal["file", "text", "value"]
 _CONTENT_TYPES: dict[TriedKind, str] = {
     "file": "application/octet-stream", "text": "text/plain", "value": "application/json",
 }  # fmt: skip
+
+
+class _Media(msgspec.Struct, frozen=True):
+    example: dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    content: dict[str, _Media]
+
+
+class _Operation(msgspec.Struct, frozen=True, rename="camel"):
+    request_body: _Body
+
+
+class _Predict(msgspec.Struct, frozen=True):
+    post: _Operation
+
+
+class _Paths(msgspec.Struct, frozen=True):
+    predict: _Predict = msgspec.field(name="/predict")
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """What is used of a server's /openapi.json (`openapi_document.py`)."""
+
+    paths: _Paths
 
 
 class BatchCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +130,18 @@ class TriedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def server_statuses() -> list[ServerStatus]:
-    """The running servers of this user, asked one after the other."""
-    return [_status(control) for control in serve_files.running_servers()]
+    """The running servers of this user, asked at once; of one that hangs, that it does."""
+    controls = {str(control.port): control for control in serve_files.running_servers()}
+    found = run_together(
+        {port: functools.partial(_status, control) for port, control in controls.items()},
+        _ALL_LIMIT_S,
+    )
+    return [
+        _unknown(controls[port], finding_from(server_gone(controls[port], status.reason)))
+        if isinstance(status, Unread)
+        else status
+        for port, status in found.items()
+    ]
 
 
 def try_input(tried: TriedInput) -> TriedAnswer:
@@ -107,7 +149,7 @@ def try_input(tried: TriedInput) -> TriedAnswer:
 
     Raises:
         UsageError: no-server, body-not-readable, and what the server refuses.
-        RunFailed: server-gone, and what the server cannot do.
+        RunFailed: server-gone, server-not-understood, and what the server cannot do.
     """
     server = choose_server(serve_files.running_servers(), tried.port)
     content = tried.content if tried.kind != "value" else _json_input(tried.content)
@@ -202,36 +244,51 @@ def _batch_counts(buckets: Mapping[float, float]) -> tuple[BatchCount, ...]:
     return tuple(counts)
 
 
+def _unknown(control: ControlFile, problem: Finding) -> ServerStatus:
+    return ServerStatus(
+        name=control.name, port=control.port, url=_url(control), problem=problem
+    )  # fmt: skip
+
+
 def _status(control: ControlFile) -> ServerStatus:
-    known = ServerStatus(name=control.name, port=control.port, url=_url(control))
     try:
-        figures = figures_in(_checked(control, _called(control, "/metrics")).text)
-        document = _decoded(control, _called(control, "/openapi.json"), dict[str, Any])
-        name = figures.model.get("model")
-        path = f"/v2/models/{quote(name or '', safe='')}"
-        model = _decoded(control, _called(control, path), V2ModelMetadata) if name else None
+        return _asked(control)
     except FlatoutError as error:
-        return msgspec.structs.replace(known, problem=finding_from(error))
-    # In a text that is not of Prometheus; or a label is missing.
-    except (ValueError, LookupError) as error:
-        problem = finding_from(_not_understood(control, str(error)))
-        return msgspec.structs.replace(known, problem=problem)
-    content = _content(document)
+        return _unknown(control, finding_from(error))
+    # The other servers are shown all the same, and this one is not called gone.
+    except Exception as error:  # noqa: BLE001
+        _LOG.exception("the server on port %d could not be asked", control.port)
+        return _unknown(control, internal_error(error))
+
+
+def _asked(control: ControlFile) -> ServerStatus:
+    """What a server reports.
+
+    Raises:
+        UsageError: token-not-accepted; RunFailed: server-gone, server-not-understood.
+    """
+    figures = _figures(control, _checked(control, _called(control, "/metrics")).text)
+    document = _decoded(control, _called(control, "/openapi.json"), _Document)
+    name = figures.model.get("model")
+    path = f"/v2/models/{quote(name or '', safe='')}"
+    model = _decoded(control, _called(control, path), V2ModelMetadata) if name else None
+    content = document.paths.predict.post.request_body.content
     accepts = tuple(kind for kind, media in _CONTENT_TYPES.items() if media in content)
-    example = content.get("application/json", {}).get("example", {}).get("input")
+    example = content.get("application/json", _Media()).example or {}
     is_with_files = "file" in accepts and model is not None
-    return msgspec.structs.replace(
-        known, figures=figures, accepts=accepts, example=example,
+    return ServerStatus(
+        name=control.name, port=control.port, url=_url(control),
+        figures=figures, accepts=accepts, example=example.get("input"),
         picture=_picture(model) if is_with_files and model is not None else None,
     )  # fmt: skip
 
 
-def _content(document: dict[str, Any]) -> dict[str, Any]:
+def _figures(control: ControlFile, text: str) -> ServerFigures:
     try:
-        content: dict[str, Any] = document["paths"]["/predict"]["post"]["requestBody"]["content"]
-    except (KeyError, TypeError):
-        return {}
-    return content
+        return figures_in(text)
+    # It is not in Prometheus's format; or a label is missing.
+    except (ValueError, LookupError) as error:
+        raise server_not_understood(control, f"its /metrics: {error}") from error
 
 
 def _picture(model: V2ModelMetadata) -> tuple[int, int] | None:
@@ -275,8 +332,10 @@ def _called(
         return http_call.call(
             _url(control) + path, method=method, body=content, headers=headers, timeout_s=limit_s
         )
-    except (OSError, http.client.HTTPException) as error:
-        raise _not_understood(control, str(error) or type(error).__name__) from error
+    except OSError as error:
+        raise server_gone(control, str(error) or type(error).__name__) from error
+    except http.client.HTTPException as error:
+        raise server_not_understood(control, f"not HTTP: {error!r}") from error
 
 
 def _checked(control: ControlFile, reply: HttpReply) -> HttpReply:
@@ -296,7 +355,7 @@ def _checked(control: ControlFile, reply: HttpReply) -> HttpReply:
     try:
         said = msgspec.json.decode(reply.body, type=ErrorBody)
     except (msgspec.DecodeError, ValueError) as error:
-        raise _not_understood(control, f"HTTP status {reply.status}") from error
+        raise server_not_understood(control, f"HTTP status {reply.status}") from error
     kind = UsageError if reply.status < 500 else RunFailed
     raise kind(said.rule, said.error, because=said.because, fix=said.fix)
 
@@ -305,13 +364,4 @@ def _decoded(control: ControlFile, reply: HttpReply, kind: Any) -> Any:
     try:
         return msgspec.json.decode(_checked(control, reply).body, type=kind)
     except (msgspec.DecodeError, ValueError) as error:
-        raise _not_understood(control, str(error)) from error
-
-
-def _not_understood(control: ControlFile, because: str) -> RunFailed:
-    return RunFailed(
-        "server-gone",
-        f"the server on port {control.port} did not answer.",
-        because=because,
-        fix="see whether it still runs, and start it again if not",
-    )
+        raise server_not_understood(control, str(error)) from error

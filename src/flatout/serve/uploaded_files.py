@@ -42,6 +42,8 @@ _UNREADABLE = (
     MemoryError, RuntimeError, struct.error, tokenize.TokenError, zlib.error,
 )  # fmt: skip
 _PIECE_BYTES = 1 << 20
+# Of four channels, or of one with 32 bits.
+_PIXEL_BYTES = 4
 _FILENAME = re.compile(rb";\s*filename\*?\s*=", re.IGNORECASE)
 
 
@@ -59,16 +61,16 @@ def file_input(data: bytes, limits: ServeLimits) -> FileInput:
     Raises:
         UsageError: file-damaged, file-too-large
     """
-    suffix = suffix_of(data)
+    suffix, content_bytes = suffix_of(data), 0
     if not data:
         raise _damaged("a file is empty")
     if suffix in _IMAGES:
-        _check_image(data, _IMAGES[suffix], limits)
+        content_bytes = _PIXEL_BYTES * _num_pixels(data, _IMAGES[suffix], limits)
     elif suffix == ".npy":
-        _check_array(data, limits)
+        content_bytes = _array_bytes(data, limits)
     elif suffix == ".gz":
-        _check_gzip(data, limits)
-    return FileInput(data, suffix)
+        content_bytes = _gzip_bytes(data, limits)
+    return FileInput(data, suffix, content_bytes)
 
 
 def _damaged(problem: str, because: str | None = None) -> UsageError:
@@ -79,7 +81,7 @@ def _too_large(problem: str, because: str) -> UsageError:
     return UsageError("file-too-large", problem, because=because, fix="send a smaller file")
 
 
-def _check_image(data: bytes, kind: str, limits: ServeLimits) -> None:
+def _num_pixels(data: bytes, kind: str, limits: ServeLimits) -> int:
     from PIL import Image
 
     try:
@@ -94,9 +96,10 @@ def _check_image(data: bytes, kind: str, limits: ServeLimits) -> None:
             "an image has too many pixels.",
             f"it has {count_text(pixels)}; {count_text(limits.image_pixels)} are allowed",
         )
+    return pixels
 
 
-def _check_array(data: bytes, limits: ServeLimits) -> None:
+def _array_bytes(data: bytes, limits: ServeLimits) -> int:
     from numpy.lib import format as npy
 
     file = io.BytesIO(data)
@@ -124,9 +127,10 @@ def _check_array(data: bytes, limits: ServeLimits) -> None:
             "a .npy file does not have the data that its header describes",
             f"expected {expected} bytes, found {len(data) - file.tell()}",
         )
+    return expected
 
 
-def _check_gzip(data: bytes, limits: ServeLimits) -> None:
+def _gzip_bytes(data: bytes, limits: ServeLimits) -> int:
     """Decompresses without keeping the content: the size in the trailer may be wrong."""
     total = 0
     try:
@@ -140,6 +144,7 @@ def _check_gzip(data: bytes, limits: ServeLimits) -> None:
                     )
     except _UNREADABLE as error:
         raise _damaged("a compressed file cannot be read", str(error)) from error
+    return total
 
 
 class _Parts:

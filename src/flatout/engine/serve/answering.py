@@ -67,8 +67,14 @@ class Answers:
         self.decode_s = 0.0
         self.num_samples = 0
 
-    def of(self, items: Sequence[BatchItem]) -> list[Answered | ItemRefused]:
+    def of(
+        self, items: Sequence[BatchItem], max_samples: int | None = None
+    ) -> list[Answered | ItemRefused]:  # fmt: skip
         """The answers to items, in any order.
+
+        Args:
+            items: at least one.
+            max_samples: computed together at most; None: those of the model.
 
         Raises:
             DeviceLost: the process must end.
@@ -89,7 +95,7 @@ class Answers:
             groups.setdefault((work.read.key, item.top), []).append(work)
         self.decode_s = elapsed_s() - began_s
         for works in groups.values():
-            for parts in _chunks(works, self._max_samples):
+            for parts in _chunks(works, max_samples or self._max_samples):
                 self._compute(parts)
         return refusals + [_answer(work) for works in groups.values() for work in works]
 

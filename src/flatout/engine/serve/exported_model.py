@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -10,7 +11,12 @@ import numpy
 from flatout.engine.predict.array_rows import Array, array_rows
 from flatout.engine.serve.batch_times import best_size, clock_for, measured_sizes
 from flatout.engine.serve.input_arrays import arrays_of, wire_tensor
-from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
+from flatout.engine.serve.replica_model import (
+    FailureKind,
+    InputPart,
+    MeasureBatches,
+    ReadInput,
+)
 from flatout.schema.export_protocol import ExportedFacts
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ModelFormat, ServedModel
@@ -55,15 +61,17 @@ class ExportedModel:
         self._num_threads = num_threads
         self.findings: list[Finding] = []
         self.usual_keys: set[Hashable] = set()
+        self.measure_batches: MeasureBatches | None = None
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         facts = self._facts
         example = _example(facts)
         self.usual_keys = {self.read(example).key}
         clock = clock_for(self._device, self._num_threads)
-        batch_s = yield from measured_sizes(
-            self, example, start.latency_s, start.max_samples, clock
-        )  # fmt: skip
+        self.measure_batches = partial(
+            measured_sizes, self, example, start.latency_s, start.max_samples, clock
+        )
+        batch_s = yield from self.measure_batches()
         return ServedModel(
             name=self._name,
             version=f"{facts.run}.{facts.step}" if facts.run else self._name,

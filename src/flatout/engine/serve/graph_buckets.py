@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatout.engine.runtime.error_map import is_out_of_memory
 from flatout.engine.runtime.gpu_memory import release_memory
-from flatout.engine.step.cuda_graphs import Graph, Graphs
+from flatout.engine.step.cuda_graphs import Graph, GraphRecorder
 from flatout.engine.tensors.nested import is_all_tensors, tensors_in, with_tensors
 
 _MOST_SAMPLES = 256
@@ -45,7 +45,7 @@ class GraphBuckets:
         graphs: records them.
     """
 
-    def __init__(self, call: Callable[[Any], Any], graphs: Graphs) -> None:
+    def __init__(self, call: Callable[[Any], Any], graphs: GraphRecorder) -> None:
         self.problem: str | None = None
         self._call = call
         self._graphs = graphs

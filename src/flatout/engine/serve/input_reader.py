@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from flatout.system.scratch_files import ScratchFiles
 
 # Of one input: a small file must not fill the memory.
 _MOST_SAMPLES = 65_536
+# As Windows takes it: `\\host\share`, and its own form `\??\UNC\host\share`.
+_SHARE = re.compile(r"\s*[\\/](?:[\\/]|\?\?[\\/])")
 
 
 class InputReader:
@@ -77,7 +81,10 @@ class InputReader:
     def _of_text(self, text: str) -> Any:
         if self._experiment.predict_data is None:
             raise ValueError("the experiment reads no texts")
-        # A reader takes the name of a file for that file: a client must not read files here.
+        # A reader takes the name of a file for that file: a client must not read files here. On
+        # Windows, even looking for a file on another computer logs in there.
+        if sys.platform == "win32" and _SHARE.match(text):
+            raise ValueError("this text is the name of a file on another computer")
         try:
             is_path = os.path.lexists(os.path.expanduser(text))
         except (OSError, ValueError):

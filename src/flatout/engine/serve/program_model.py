@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from flatout.engine.predict.array_rows import Array
-from flatout.engine.runtime.device import chosen_device
+from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.error_map import one_line
 from flatout.engine.serve.exported_model import ExportedModel, num_threads_of
 from flatout.engine.serve.program_check import check_archive
@@ -32,6 +32,7 @@ def open_program(start: ReplicaStart) -> ExportedModel:
     """
     path = Path(start.model)
     device = chosen_device(start.fixed.get("device", "cpu"))
+    use_device(device)
     threads = num_threads_of(start)
     if threads is not None:
         torch.set_num_threads(threads)

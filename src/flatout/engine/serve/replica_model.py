@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -13,6 +13,8 @@ from flatout.schema.serve_protocol import AnyInput, ReplicaStart, WireTensor
 # What went wrong in a computation: memory ran out; the device cannot be used by this process any
 # more; anything else.
 FailureKind = Literal["memory", "device", "other"]
+# Seconds of a batch by its number of samples; yields what is measured next.
+MeasureBatches = Callable[[], Generator[str, None, dict[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,13 @@ class ReplicaModel(Protocol):
     """A model that answers batches.
 
     findings: what is worth knowing about how it was loaded, and its warm-up.
-    usual_keys: of samples that were computed in the warm-up.
+    usual_keys: of samples that were computed in the warm-up. measure_batches: as the warm-up did;
+    None before it, or without an example to measure with.
     """
 
     findings: list[Finding]
     usual_keys: set[Hashable]
+    measure_batches: MeasureBatches | None
 
     def warm_up(self, start: ReplicaStart) -> Generator[str, None, ServedModel]:
         """Chooses how to compute, and measures batches; yields what it does."""

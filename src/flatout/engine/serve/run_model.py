@@ -20,7 +20,12 @@ from flatout.engine.serve.inference_recipe import COMPILED
 from flatout.engine.serve.input_arrays import wire_tensor
 from flatout.engine.serve.input_reader import InputReader, named_tensors
 from flatout.engine.serve.json_rows import json_rows
-from flatout.engine.serve.replica_model import FailureKind, InputPart, ReadInput
+from flatout.engine.serve.replica_model import (
+    FailureKind,
+    InputPart,
+    MeasureBatches,
+    ReadInput,
+)
 from flatout.engine.serve.run_warm_up import warmed_up
 from flatout.engine.session.session import process_settings
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
@@ -51,6 +56,7 @@ class RunModel:
         self.reader = InputReader(self.predictor.experiment, scratch)
         self.findings = list(self.predictor.findings)
         self.usual_keys: set[Hashable] = set()
+        self.measure_batches: MeasureBatches | None = None
         self._scratch = scratch
         self._autocast = precision.autocast(
             self.predictor.recipe.precision.value, self.predictor.device
@@ -85,6 +91,9 @@ class RunModel:
         to_device = placer(self.predictor.device, self.is_channels_last)
         with torch.inference_mode():
             placed = to_device(batch) if to_device is not None else batch
+            # Not in a `ThreadPlacement`, which needs a thread for each CPU: a replica leaves one to
+            # the server, so that Linux has room to move threads apart. With all CPUs in each of
+            # several replicas (`--use num_threads=N`), the same CPU would be the first of all.
             with self._autocast():
                 predictions = self.call(placed)
             return on_cpu(predictions, num_samples)

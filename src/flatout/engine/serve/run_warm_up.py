@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,9 +41,10 @@ def warmed_up(model: RunModel, start: ReplicaStart) -> Generator[str, None, Serv
     if example is not None:
         model.usual_keys = {reader.read(example).key}
         clock = clock_for(predictor.device.type, torch.get_num_threads())
-        batch_s = yield from measured_sizes(
-            model, example, start.latency_s, start.max_samples, clock
-        )  # fmt: skip
+        model.measure_batches = partial(
+            measured_sizes, model, example, start.latency_s, start.max_samples, clock
+        )
+        batch_s = yield from model.measure_batches()
     name = predictor.folder.path.name if predictor.folder is not None else "model"
     return ServedModel(
         name=name,

@@ -24,7 +24,7 @@ from flatout.engine.runtime import rng
 from flatout.engine.serve.input_reader import InputReader
 from flatout.engine.tensors.nested import is_all_tensors, tensors_in, with_tensors
 from flatout.schema.serve_protocol import AnyInput, FileInput, TextInput, ValueInput
-from flatout.system.source_path import is_installed
+from flatout.system.optional_packages import is_installed
 
 # Two lengths, to see which dimensions depend on it. Their letters are in most alphabets.
 _TEXTS = ("the", "the first of these")

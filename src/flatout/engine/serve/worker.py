@@ -11,12 +11,14 @@ import contextlib
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from flatout.engine.runtime.fast_import import import_quickly
 from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.serve.answering import Answers, DeviceLost, model_failed, refused_input
+from flatout.engine.serve.batch_times import measured_again
 from flatout.engine.serve.replica_model import ReplicaModel
 from flatout.errors import FlatoutError, RunFailed
 from flatout.schema.finding import finding_from, internal_error
@@ -27,6 +29,8 @@ from flatout.schema.serve_protocol import (
     BatchItem,
     Cancel,
     ItemRefused,
+    Measure,
+    Measured,
     Piece,
     ReplicaFailed,
     ReplicaReady,
@@ -71,7 +75,9 @@ def _serve(stdio: FrameStdio, start: ReplicaStart, stack: contextlib.ExitStack) 
             described = ended.value
             break
     stdio.write(ReplicaReady(model=described, findings=tuple(model.findings)))
-    Replies(stdio, model, Answers(model, described.max_samples, model.usual_keys)).serve()
+    answers = Answers(model, described.max_samples, model.usual_keys)
+    measure = partial(measured_again, model, described.batch_s, start.latency_s)
+    Replies(stdio, model, answers, measure).serve()
 
 
 def _opened(start: ReplicaStart, stack: contextlib.ExitStack) -> ReplicaModel:
@@ -100,18 +106,26 @@ class Replies:
         stdio: where messages come from.
         model: what streams.
         answers: answers batches.
+        measure: measures batches again.
     """
 
-    def __init__(self, stdio: FrameStdio, model: ReplicaModel, answers: Answers) -> None:
+    def __init__(
+        self, stdio: FrameStdio, model: ReplicaModel, answers: Answers,
+        measure: Callable[[], Iterator[str | Measured]],
+    ) -> None:  # fmt: skip
         self._stdio = stdio
         self._model = model
         self._answers = answers
-        self._streams: deque[_Stream] = deque()
+        self._measure = measure
+        self._measuring: Iterator[str | Measured] | None = None
+        self._streams: deque[_PieceStream] = deque()
 
     def serve(self) -> None:
-        """Handles messages; between two of them, each stream in turn gives a piece."""
+        """Handles messages; between two of them, each stream in turn gives a piece, and a size of
+        batches is measured.
+        """
         while True:
-            if self._streams:
+            if self._streams or self._measuring:
                 is_here, message = self._stdio.read_waiting()
             else:
                 is_here, message = True, self._stdio.read()
@@ -119,17 +133,24 @@ class Replies:
                 self._answer(message)
             elif isinstance(message, Cancel):
                 self._cancel(message.id)
+            elif isinstance(message, Measure):
+                self._measuring = self._measure()
             elif is_here:
                 while self._streams:
                     self._advance()
                 return
             if self._streams:
                 self._advance()
+            if self._measuring is not None:
+                step = next(self._measuring)
+                if isinstance(step, Measured):
+                    self._measuring = None
+                    self._stdio.write(step)
 
     def _answer(self, batch: Batch) -> None:
         streamed = [item for item in batch.items if item.is_stream]
         others = [item for item in batch.items if not item.is_stream]
-        for answer in self._answers.of(others):
+        for answer in self._answers.of(others, batch.max_samples):
             try:
                 self._stdio.write(answer, is_flushed=False)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -146,7 +167,7 @@ class Replies:
         if streamed:
             waiting = _Unfinished(done, len(streamed))
             for item in streamed:
-                self._streams.append(_Stream(item, self._model.stream(item.input), waiting))
+                self._streams.append(_PieceStream(item, self._model.stream(item.input), waiting))
         else:
             self._stdio.write(done)
 
@@ -178,7 +199,7 @@ class Replies:
                 self._finish(stream, Answered(id=number))
                 return
 
-    def _finish(self, stream: _Stream, answer: Answered | ItemRefused) -> None:
+    def _finish(self, stream: _PieceStream, answer: Answered | ItemRefused) -> None:
         self._stdio.write(answer, is_flushed=False)
         unfinished = stream.unfinished
         unfinished.num_left -= 1
@@ -205,7 +226,7 @@ class _Unfinished:
         )  # fmt: skip
 
 
-class _Stream:
+class _PieceStream:
     """A streamed answer that is not at its end."""
 
     def __init__(self, item: BatchItem, pieces: Iterator[str], unfinished: _Unfinished) -> None:
