@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.bench.framework_programs import ProgramResult, Way, run_program
+from flatout.bench.framework_programs import FrameworkWay, ProgramResult, run_program
 from flatout.bench.frameworks import workload_of
 from flatout.engine.bench.framework_data import full_batches, layers_of, order_of, write_data
 from flatout.engine.runtime.rng import sample_order
@@ -73,7 +73,9 @@ def test_layers_of_a_network_with_pictures() -> None:
 def test_ways_of_torch_compute_the_same(data: FrameworkData) -> None:
     results = {}
     for program, variant in (("torch", "plain"), ("torch", "eager"), ("flatout", "recipe")):
-        way = Way(name=program, program=program, python=sys.executable, variants=(variant,))
+        way = FrameworkWay(
+            name=program, program=program, python=sys.executable, variants=(variant,)
+        )
         task = FrameworkTask(
             experiment="mlp", parameters={}, variant=variant, device="cpu", num_threads=1, seed=1,
             data_file=data.data_file, weights_file=data.weights_files[0], layers=data.layers,
@@ -93,7 +95,7 @@ def test_ways_of_torch_compute_the_same(data: FrameworkData) -> None:
 
 
 def test_program_when_the_data_is_gone(data: FrameworkData, tmp_path: Path) -> None:
-    way = Way(name="torch", program="torch", python=sys.executable, variants=("plain",))
+    way = FrameworkWay(name="torch", program="torch", python=sys.executable, variants=("plain",))
     task = FrameworkTask(
         experiment="mlp", parameters={}, variant="plain", device="cpu", num_threads=1, seed=1,
         data_file=str(tmp_path / "none.npz"), weights_file="", layers=data.layers, loss="mse",

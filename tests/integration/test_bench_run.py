@@ -24,11 +24,12 @@ from flatout.engine.bench.run_worker import evaluated, reply_to
 from flatout.engine.bench.workloads import (
     part_of,
     random_images,
-    subject_of,
+    workload_experiment,
     wsl2_benchmark_network,
 )
 from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.tuner import ab_timing
 from flatout.engine.tuner.ab_timing import TimedLoop
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.schema.recipe import Choice, Recipe
@@ -102,7 +103,7 @@ def test_published_sizes_cost_what_is_published(
 ) -> None:
     monkeypatch.setattr(datasets, "find", lambda name: None)
     size = with_batch(published(name), 2)
-    experiment = subject_of(size).experiment
+    experiment = workload_experiment(size).experiment
     flops, why = counted_flops(experiment, built_data(experiment, experiment.train_data))
     assert why is None and flops is not None
     assert flops / 2 == pytest.approx(per_sample, rel=0.02)
@@ -121,7 +122,7 @@ def with_batch(size: MeasuredSize, batch_size: int) -> MeasuredSize:
 )
 def test_published_networks_have_their_weights(name: str, millions: float) -> None:
     with torch.device("meta"):
-        model = subject_of(published(name)).experiment.model()
+        model = workload_experiment(published(name)).experiment.model()
     num = sum(weight.numel() for weight in model.parameters())
     assert num / 1e6 == pytest.approx(millions, rel=0.01)
 
@@ -137,7 +138,7 @@ def test_every_workload_trains_where_there_is_no_data(
         "gpt3-small": {"depth": 1, "length": 8}, "charlm": {"size": "tiny"},
     }  # fmt: skip
     size = MeasuredSize(workload=name, text="", parameters=small[name], batch_size=2, num_steps=2)
-    subject = subject_of(size)
+    subject = workload_experiment(size)
     assert any(word in subject.data for word in ("random", "made-up"))
     reply = measured(size, None)
     assert reply.loss == reply.loss and reply.flops_per_step
@@ -166,7 +167,7 @@ def test_random_images_can_be_learned() -> None:
 
 
 def test_evaluation_is_a_mean_over_all_samples_and_leaves_the_model_training() -> None:
-    experiment = subject_of(SHORT_MLP).experiment
+    experiment = workload_experiment(SHORT_MLP).experiment
     model = experiment.model().train()
     loss, accuracy = evaluated(experiment, model, CPU)
     data = part_of(built_data(experiment, experiment.validation_data), 0, 512)
@@ -175,7 +176,7 @@ def test_evaluation_is_a_mean_over_all_samples_and_leaves_the_model_training() -
 
 
 def test_flops_not_counted_has_a_reason() -> None:
-    experiment = subject_of(SHORT_MLP).experiment
+    experiment = workload_experiment(SHORT_MLP).experiment
 
     def reading(model: nn.Module, batch: Any) -> Any:
         return model(batch[0]).sum().item() * model(batch[0]).sum()
@@ -186,7 +187,7 @@ def test_flops_not_counted_has_a_reason() -> None:
 
 
 def test_timer_of_the_plain_loop_sees_waiting_for_data() -> None:
-    experiment = subject_of(SHORT_MLP).experiment
+    experiment = workload_experiment(SHORT_MLP).experiment
 
     class Slow(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -204,23 +205,29 @@ def test_timer_of_the_plain_loop_sees_waiting_for_data() -> None:
 
 
 class Launching:
-    """A runner whose host is done long before its GPU."""
+    """A runner whose host is done long before its GPU: it takes 20 ms by this clock.
+
+    clock_s: the time, in a list.
+    """
+
+    def __init__(self, clock_s: list[float]) -> None:
+        self.clock_s = clock_s
 
     def run(self, num_updates: int) -> int:
-        sleep_s(0.02)
+        self.clock_s[0] += 0.02
         return num_updates
 
     def close(self) -> None:
         pass
 
 
-def launching(device: torch.device) -> TimedLoop:
-    return TimedLoop(runner=Launching(), settings=contextlib.nullcontext, device=device)
+def launching(device: torch.device, clock_s: list[float]) -> TimedLoop:
+    return TimedLoop(runner=Launching(clock_s), settings=contextlib.nullcontext, device=device)
 
 
 def recipe_with(**changes: Any) -> Recipe:
     builder = CandidateBuilder(
-        TuningTask(experiment=subject_of(SHORT_MLP).experiment, device_name="cpu")
+        TuningTask(experiment=workload_experiment(SHORT_MLP).experiment, device_name="cpu")
     )
     return changed_fields(builder.recipe({}), changes)
 
@@ -231,13 +238,17 @@ def changed_fields(recipe: Recipe, values: dict[str, Any]) -> Recipe:
 
 
 def test_host_share_is_of_one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_worker, "wait_for", lambda device: sleep_s(0.01))
-    loop, sliced = launching(torch.device("cuda:0")), recipe_with(data_path="sliced")
-    share, why = run_worker._host_share(loop, sliced, 0.1, 100)
-    assert why is None and share is not None and 0.15 < share < 0.5
+    clock_s = [0.0]
+
+    def wait_for(device: torch.device) -> None:
+        clock_s[0] += 0.01
+
+    monkeypatch.setattr(run_worker, "wait_for", wait_for)
+    monkeypatch.setattr(run_worker, "elapsed_s", lambda: clock_s[0])
+    loop, sliced = launching(torch.device("cuda:0"), clock_s), recipe_with(data_path="sliced")
+    assert run_worker._host_share(loop, sliced, 0.1, 100) == (pytest.approx(0.2), None)
     in_graph = changed_fields(sliced, {"capture": "step", "steps_per_launch": 4})
-    share, _ = run_worker._host_share(loop, in_graph, 0.1, 100_000)
-    assert share is not None and 0.04 < share < 0.12
+    assert run_worker._host_share(loop, in_graph, 0.1, 100_000) == (pytest.approx(0.05), None)
 
 
 @pytest.mark.parametrize(
@@ -251,29 +262,33 @@ def test_host_share_is_of_one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 def test_host_share_is_unknown_where_the_host_waits_for_the_gpu(
     changes: dict[str, Any], num_launches: int | None, words: str
 ) -> None:
-    loop, recipe = launching(torch.device("cuda:0")), recipe_with(**changes)
+    loop, recipe = launching(torch.device("cuda:0"), [0.0]), recipe_with(**changes)
     share, why = run_worker._host_share(loop, recipe, 0.1, num_launches)
     assert share is None and words in (why or "")
-    assert run_worker._host_share(launching(CPU), recipe, 0.1, 10)[0] is None
+    assert run_worker._host_share(launching(CPU, [0.0]), recipe, 0.1, 10)[0] is None
 
 
 def test_launches_are_counted_without_computing() -> None:
-    experiment = subject_of(SHORT_MLP).experiment
+    experiment = workload_experiment(SHORT_MLP).experiment
     data = built_data(experiment, experiment.train_data)
     whole = counted_launches(experiment, data, recipe_with(micro_batch_size=64))
     parts = counted_launches(experiment, data, recipe_with(micro_batch_size=16))
     assert whole is not None and 5 < whole < 100 and parts == 4 * whole
 
 
-def test_blocks_are_long_enough_when_the_first_steps_were_slow() -> None:
+def test_blocks_are_long_enough_when_the_first_steps_were_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Steps(Launching):
         def run(self, num_updates: int) -> int:
-            sleep_s(0.02 * num_updates)
+            self.clock_s[0] += 0.02 * num_updates
             return num_updates
 
-    loop = dataclasses.replace(launching(CPU), runner=Steps())
+    clock_s = [0.0]
+    monkeypatch.setattr(ab_timing, "elapsed_s", lambda: clock_s[0])
+    loop = dataclasses.replace(launching(CPU, clock_s), runner=Steps(clock_s))
     # The first steps took a second each.
-    assert run_worker._updates_per_block(loop, recipe_with(), 1.0, 0.05) >= 2
+    assert run_worker._updates_per_block(loop, recipe_with(), 1.0, 0.05) == 4
 
 
 # The recipe.
@@ -290,7 +305,7 @@ def test_recipe_without_a_search_is_the_defaults() -> None:
 
 
 def test_recipe_that_is_stored_is_taken() -> None:
-    experiment = subject_of(SHORT_MLP).experiment
+    experiment = workload_experiment(SHORT_MLP).experiment
     builder = CandidateBuilder(TuningTask(experiment=experiment, device_name="cpu"))
     identity = {
         **builder.identity("default"), "has_processes": True, "search": SEARCH_VERSION,
@@ -313,7 +328,7 @@ def test_recipe_that_is_stored_is_taken() -> None:
 
 
 def test_recipe_when_the_search_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply = chosen_recipe(subject_of(SHORT_MLP).experiment, request(0.001))
+    reply = chosen_recipe(workload_experiment(SHORT_MLP).experiment, request(0.001))
     # With no time there is nothing to find, and the defaults stay.
     assert "flatout's defaults" in reply.text and "search" in reply.text
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from flatout.bench import card_model, cards
-from flatout.bench.card_model import Rates
+from flatout.bench.card_model import PeakRates
 from flatout.bench.card_tables import shipped_cards, shipped_providers, shipped_series
 from flatout.bench.measured_step import measured_step
 from flatout.bench.prices import known_name, prices_from
@@ -63,7 +63,7 @@ def card(found: CardsReport, short: str, num: int = 1) -> CardPrediction:
 
 
 def test_step_is_carried_over_part_by_part() -> None:
-    here, there = Rates(flops=1e14, memory=1e12), Rates(flops=4e14, memory=2e12)
+    here, there = PeakRates(flops=1e14, memory=1e12), PeakRates(flops=4e14, memory=2e12)
     parts = card_model.step_parts(1.0, 4e13, 0.2, here)
     assert (parts.host, parts.compute) == (0.2, 0.4) and parts.memory == pytest.approx(0.6)
     assert card_model.moved(parts, here, there).total == pytest.approx(0.1 + 0.3)
@@ -71,7 +71,7 @@ def test_step_is_carried_over_part_by_part() -> None:
 
 
 def test_step_faster_than_its_peak_is_all_compute() -> None:
-    parts = card_model.step_parts(1.0, 9e14, 0.0, Rates(flops=1e14, memory=1e12))
+    parts = card_model.step_parts(1.0, 9e14, 0.0, PeakRates(flops=1e14, memory=1e12))
     assert (parts.compute, parts.memory) == (1.0, 0.0)
 
 
@@ -227,6 +227,7 @@ def test_several_gpus_and_prices(tmp_path: Path) -> None:
         (run_file(flops_per_step="many"), "resnet50", "bench-step-without-flops"),
         (run_file(flops_per_step="nan"), "resnet50", "bench-step-without-flops"),
         (run_file(flops_per_step="-1"), "resnet50", "bench-step-without-flops"),
+        (run_file(flops_per_step="5e-324"), "resnet50", "bench-step-without-flops"),
     ],
 )
 def test_file_without_what_is_needed(file: BenchFile, workload: str, rule: str) -> None:
@@ -301,3 +302,24 @@ def test_report_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "2.50" in h200 and "yes, 140 GiB" in h200 and "700 W" in h200
     assert "FLOPs at the peak 20 %" in shown and "busy meanwhile 10 %" in shown
     assert "does not compute in bf16" in shown and "to both sides: 9 of 10" in shown
+
+
+def test_instances_are_shown_within_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_cards(report(tmp_path, run_file(dtype="fp16")))
+    shown = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(shown) if line.startswith("instance"))
+    table = shown[start : shown.index("", start)]
+    assert len(table) > 20 and max(len(line.rstrip()) for line in table) <= 80
+
+
+def test_no_table_of_what_no_card_reaches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(tmp_path, run_file(device="cpu", step_s=0.01, flops_per_step="1e6"))
+    assert all(one.throughput is None for one in found.cards)
+    print_cards(found)
+    shown = capsys.readouterr().out
+    assert "predicted" in shown and "nothing: see the notes" in shown
+    assert "made of launches" in shown and "H200" not in shown

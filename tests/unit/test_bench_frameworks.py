@@ -20,11 +20,12 @@ from flatout.bench.framework_environments import (
     find_framework,
     parse_frameworks,
 )
-from flatout.bench.framework_programs import ProgramResult, Way, run_program
-from flatout.bench.framework_rows import Subject, WaySamples, way_rows
+from flatout.bench.framework_programs import FrameworkWay, ProgramResult, run_program
+from flatout.bench.framework_rows import WayRows, WaySamples
 from flatout.bench.framework_turns import FrameworksRequest, fastest, num_threads_of
-from flatout.bench.framework_verdicts import agreements, speed_ratio, warnings_of_results
-from flatout.bench.run import RunCommand
+from flatout.bench.framework_verdicts import agreements, warnings_of_results
+from flatout.bench.run import BenchRequest
+from flatout.bench.run_summary import speed_ratio
 from flatout.cli.render.show_bench_frameworks import print_frameworks
 from flatout.engine.bench.programs import training_program
 from flatout.engine.bench.programs.training_program import Steps, Task
@@ -55,8 +56,8 @@ def result(step_s: float, loss: float = 1.0, accuracy: float | None = None) -> P
 
 def rows_for(way: str, losses: Sequence[float], step_s: float = 0.001) -> list[BenchRow]:
     samples = WaySamples(results=[result(step_s, loss) for loss in losses])
-    subject = Subject(workload=MLP, way=way, device="cpu", num_threads=2, limit=7e9)
-    return list(way_rows(subject, DATA, samples))
+    rows = WayRows(workload=MLP, way=way, device="cpu", num_threads=2, limit=7e9)
+    return list(rows.measured(DATA, samples))
 
 
 def file_of(rows: Sequence[BenchRow]) -> BenchFile:
@@ -115,8 +116,8 @@ def test_agreements_prefer_the_accuracy() -> None:
     rows = []
     for way, accuracy in (("plain", 0.9), ("jax", 0.901)):
         samples = WaySamples(results=[result(0.1, 0.3, accuracy) for _ in range(3)])
-        subject = Subject(workload=MNIST, way=way, device="cpu", num_threads=2)
-        rows += way_rows(subject, DATA, samples)
+        made = WayRows(workload=MNIST, way=way, device="cpu", num_threads=2)
+        rows += made.measured(DATA, samples)
     [one] = agreements(rows)
     assert (one.quantity, one.way, one.first) == ("accuracy", "jax", "plain")
     assert one.equality.verdict == "equal" and one.equality.tolerance == 0.01
@@ -175,12 +176,12 @@ def test_ways_of_torch_are_three() -> None:
 @pytest.mark.parametrize(
     ("command", "text", "rule"),
     [
-        (RunCommand(workloads=("bert-large",)), "torch", "workload-not-in-frameworks"),
-        (RunCommand(devices="cpu,cuda"), "torch", "one-device-with-frameworks"),
-        (RunCommand(), "torch,mxnet", "unknown-framework"),
+        (BenchRequest(workloads=("bert-large",)), "torch", "workload-not-in-frameworks"),
+        (BenchRequest(devices="cpu,cuda"), "torch", "one-device-with-frameworks"),
+        (BenchRequest(), "torch,mxnet", "unknown-framework"),
     ],
 )
-def test_run_frameworks_when_it_is_refused(command: RunCommand, text: str, rule: str) -> None:
+def test_run_frameworks_when_it_is_refused(command: BenchRequest, text: str, rule: str) -> None:
     with pytest.raises(UsageError) as caught:
         list(frameworks.run_frameworks(command, text))
     assert caught.value.rule == rule and caught.value.fix
@@ -215,8 +216,8 @@ def test_way_rows_have_the_contract_of_ids() -> None:
 def test_way_rows_when_a_process_failed() -> None:
     samples = WaySamples(results=[result(0.1)])
     samples.add("its process was killed")
-    subject = Subject(workload=MLP, way="jax", device="cpu", num_threads=2)
-    rows = list(way_rows(subject, DATA, samples))
+    made = WayRows(workload=MLP, way="jax", device="cpu", num_threads=2)
+    rows = list(made.measured(DATA, samples))
     assert rows and not any(row.samples for row in rows)
     assert {row.unread for row in rows} == {"its process was killed"}
 
@@ -268,8 +269,8 @@ def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> framework_turns.Tu
     return framework_turns.Turns(sys.executable, Machine(), request, MLP)
 
 
-def way(name: str, *variants: str) -> Way:
-    return Way(name=name, program=name, python=sys.executable, variants=variants)
+def way(name: str, *variants: str) -> FrameworkWay:
+    return FrameworkWay(name=name, program=name, python=sys.executable, variants=variants)
 
 
 def test_turns_measure_what_computes_the_same(turns: framework_turns.Turns) -> None:
@@ -310,7 +311,7 @@ def test_print_frameworks_shows_ratios_results_and_what_was_skipped(
     rows = [
         *rows_for("plain", (1.0, 1.1, 0.9)),
         *rows_for("jax", (1.0, 1.1, 0.9), step_s=0.0005),
-        *Subject(workload=MLP, way="paddle", device="cpu", num_threads=2).unread("not installed"),
+        *WayRows(workload=MLP, way="paddle", device="cpu", num_threads=2).unread("not installed"),
     ]
     print_frameworks(file_of(rows), out=None, html=None)
     shown = capsys.readouterr().out
@@ -320,7 +321,7 @@ def test_print_frameworks_shows_ratios_results_and_what_was_skipped(
 
 
 def test_speed_ratio_when_one_was_not_measured() -> None:
-    plain, jax = rows_for("plain", (1.0,))[0], rows_for("jax", (1.0,), 0.0005)[0]
+    plain, jax = rows_for("plain", (1.0,) * 3)[0], rows_for("jax", (1.0,) * 3, 0.0005)[0]
     ratio = speed_ratio(plain, jax, file_of([plain, jax]))
     assert ratio is not None and ratio.middle == pytest.approx(2.0)
     assert speed_ratio(None, jax, file_of([jax])) is None
@@ -374,7 +375,25 @@ def test_score_of_classes_and_of_numbers() -> None:
     assert training_program.score(task, logits, logits + 1) == (1.0, None)
 
 
-def test_timed_blocks_are_long_enough() -> None:
+class OwnTime:
+    """A clock that only goes on where something sleeps; a tenth of that is work."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return 0.1 * self.now_s
+
+
+def test_timed_blocks_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_program, "time", OwnTime())
+
     class Sleeper:
         recipe = "sleeps"
         calls: list[int] = []
@@ -392,5 +411,5 @@ def test_timed_blocks_are_long_enough() -> None:
     sleeper = Sleeper()
     task = replace(task_of(), num_blocks=3, block_s=0.02, steps_per_call=4)
     step_s, busy_cpus = training_program.timed(task, sleeper)
-    assert len(step_s) == 3 and min(step_s) >= 0.002 and busy_cpus < 0.9
+    assert step_s == pytest.approx([0.002] * 3) and busy_cpus == pytest.approx(0.1)
     assert all(calls % 4 == 0 for calls in sleeper.calls) and sleeper.calls[-1] >= 8

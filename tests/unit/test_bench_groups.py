@@ -1,4 +1,4 @@
-"""What limits a row, and the parts of a step, in compared bench files."""
+"""What limits a row, the parts of a step, and how compared bench files are shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from flatout.bench import compare as bench_compare
 from flatout.bench.groups import group_of
+from flatout.cli.render import show_bench_comparison
 from flatout.schema.bench import BenchFile, BenchRow, DeviceState
 from flatout.schema.bench_comparison import BenchComparison, LoadedBench
 from flatout.schema.machine import Machine
@@ -100,3 +102,42 @@ def test_step_parts_count_waiting_for_data_once() -> None:
     without = compared(step(1.0), step(2.0, **shares))
     assert not without.step_parts
     assert any(text.startswith("steps not divided into parts: mlp") for text in without.warnings)
+
+
+def test_measured_conditions_are_no_difference() -> None:
+    rows = [
+        row("run/mlp/plain/cpu/step_s", around(n), unit="s",
+            conditions={"memory_bytes": f"{n}", "batch_size": "64"})
+        for n in (1, 2)
+    ]  # fmt: skip
+    found = compared(*map(bench, rows))
+    assert found.rows[0].note is None and not any("same way" in one for one in found.warnings)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_comparison_is_shown_within_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: int,
+) -> None:
+    speed = "mnist-large, flatout on cpu: speed"
+    files = [
+        bench(
+            row("run/mnist-large/flatout/cpu/samples_per_s", around(n * 1e6), unit="samples/s",
+                label=speed),
+            row("run/mnist-large/flatout/cpu/energy", (), unit="J/sample", label="energy",
+                unread="no counter"),
+        )
+        for n in (1, 2)
+    ]  # fmt: skip
+    comparison = compared(*files)
+    monkeypatch.setattr(
+        show_bench_comparison.show, "make_console", lambda: Console(width=width, soft_wrap=True)
+    )
+    show_bench_comparison.print_comparison(comparison, "report.html")
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if "samples/s" in line]
+    assert max(map(len, lines)) <= width
+    assert (speed in lines[0]) == (width == 200) and speed in shown
+    # What no file has measured is in the report.
+    assert "energy" not in shown and "marked *" not in shown

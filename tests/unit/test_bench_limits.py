@@ -13,7 +13,7 @@ import pytest
 
 from flatout.bench import api
 from flatout.bench.compare import compare
-from flatout.bench.disk_rows import Folder, _each_once, rows_from
+from flatout.bench.disk_rows import MeasuredFolder, _each_once, rows_from
 from flatout.bench.effort import FULL, QUICK
 from flatout.bench.limits import (
     Doing,
@@ -245,13 +245,13 @@ def test_disk_that_folders_share_is_measured_once(tmp_path: Path) -> None:
     ],
 )
 def test_disk_rows_when_the_child_fails(done: Completed, reason: str) -> None:
-    rows = rows_from(Folder(name="data", path=Path()), done)
+    rows = rows_from(MeasuredFolder(name="data", path=Path()), done)
     assert len(rows) == 4 and {one.unread for one in rows} == {reason}
 
 
 def test_disk_rows_when_files_stay_in_the_cache() -> None:
     text = '{"write": [1e9, 2e9], "small_write": [100.0]}'
-    rows = rows_from(Folder(name="home", path=Path()), Completed(exit_code=0, stdout=text))
+    rows = rows_from(MeasuredFolder(name="home", path=Path()), Completed(exit_code=0, stdout=text))
     assert [one.id for one in rows if one.samples] == [
         "limits/disk/home/write", "limits/disk/home/small-write",
     ]  # fmt: skip

@@ -117,6 +117,11 @@ def test_doubt_when_it_is_another_pc(tmp_path: Path, machine: Any, doubt: str) -
     assert len(found.doubts) == 1 and doubt in found.doubts[0]
 
 
+def test_gpu_whose_id_is_unreadable_is_no_doubt(tmp_path: Path) -> None:
+    gpus = (Gpu(index=0, name="RTX 2080 Ti", uuid=None),)
+    assert joined(tmp_path, LINUX, bench("Windows", row(LAUNCH, 7e-6), gpus=gpus)).doubts == ()
+
+
 def test_less_memory_under_wsl_is_no_doubt(tmp_path: Path) -> None:
     half = bench("WSL2", row(LAUNCH, 1e-5), memory=Memory(total_bytes=16 * 2**30))
     assert joined(tmp_path, LINUX, half).doubts == ()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from flatout.bench import api, report_run
+from flatout.bench import api, compare, report_run
 from flatout.bench.limits import Doing
 from flatout.bench.read_files import loaded
 from flatout.bench.references import references_for, shipped_references
 from flatout.bench.run import Measurement, chosen_workloads, device_names, devices_here
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN
-from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Series, rows_of
-from flatout.bench.run_summary import gpu_ratios, summaries, verdict_of
+from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS, Series, rows_of, spill_warnings
+from flatout.bench.run_summary import epoch_times, gpu_ratios, summaries, verdict_of
 from flatout.cli.main import main
 from flatout.cli.render.show_bench_run import print_run
 from flatout.errors import UsageError
@@ -261,6 +262,77 @@ def test_hostile_ids_and_settings_are_no_summary() -> None:
     )
     file = msgspec.structs.replace(run_file(), rows=rows, settings={"num_processes": "9" * 99})
     assert summaries(file) == [] and report_run.sections([loaded(file, "a", "a")]) == ""
+
+
+def test_epoch_is_of_the_published_network_only() -> None:
+    [resnet] = summaries(run_file(series("resnet50", "plain", *steps(0.5, samples_per_step=2))))
+    times = epoch_times(resnet)
+    assert times is not None and times.text == "an epoch of ImageNet"
+    speed = resnet.speed("plain")
+    assert speed is not None
+    assert times.seconds == {"plain": pytest.approx(1_281_167 / median(speed.samples))}
+    for name in ("bert-large", "mlp"):
+        [small] = summaries(run_file(series(name, "plain", *steps(1.0))))
+        assert epoch_times(small) is None
+
+
+def test_every_epoch_has_a_source() -> None:
+    epochs = [one.epochs for one in WORKLOADS.values() if one.epochs is not None]
+    assert len(epochs) == 5 and all(one.source and one.amount > 1e4 for one in epochs)
+
+
+def test_ladder_of_a_search_is_shown_and_is_no_difference(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = []
+    for speed in ("1,020", "1,040"):
+        tuned = series("mlp", "flatout", *steps(0.01))
+        tuned.ladder = f"plain loop {speed} samples/s; + <b> x3.25 [3.19, 3.31]"
+        files.append(run_file(series("mlp", "plain", *steps(0.03)), tuned))
+    print_run(files[0], out=None, html=None)
+    assert "+ <b> x3.25 [3.19, 3.31]" in capsys.readouterr().out
+    both = [loaded(file, name, name) for file, name in zip(files, "ab", strict=True)]
+    html = report_run.sections(both)
+    assert "+ &lt;b&gt; x3.25" in html and "<b>" not in html
+    assert not any(row.note for row in compare.compare(both).rows)
+
+
+def test_memory_beyond_the_gpus_is_a_spill() -> None:
+    gpu = Machine(gpus=(Gpu(index=0, memory_bytes=8 * 2**30),))
+    for peak_bytes, num in ((9 * 2**30, 1), (7 * 2**30, 0)):
+        one = series("mlp", "plain", reply(peak_bytes=peak_bytes), device="cuda:0")
+        rows = list(rows_of(one, NO_LIMITS))
+        warnings = list(spill_warnings(rows, gpu))
+        assert len(warnings) == num and all("9.0 GiB of 8.0 GiB" in text for text in warnings)
+        # Of an unknown size, nothing can be said.
+        assert list(spill_warnings(rows, Machine(gpus=(Gpu(index=0),)))) == []
+    on_cpu = list(rows_of(series("mlp", "plain", reply(peak_bytes=9 * 2**30)), NO_LIMITS))
+    assert list(spill_warnings(on_cpu, gpu)) == []
+
+
+def test_number_of_cores_that_is_too_long_is_unknown() -> None:
+    gpu = series("mlp", "flatout", *steps(0.001), device="cuda:0")
+    file = run_file(series("mlp", "flatout", *steps(0.01)), gpu)
+    # Python refuses to read a number of more than 4,300 digits.
+    file = msgspec.structs.replace(file, settings={**file.settings, "cores": "9" * 5000})
+    [ratio] = gpu_ratios(file)
+    assert ratio.text == "the GPU is 10 times as fast as an unknown CPU"
+
+
+def test_busy_machine_widens_the_ratio_to_each_turn() -> None:
+    # In the second turn, other programs disturbed flatout and not the plain loop.
+    turns = [steps(0.01)[0], steps(0.025)[0], steps(0.01)[0]]
+    file = run_file(
+        series("mlp", "plain", *steps(0.03), steps(0.03)[0]), series("mlp", "flatout", *turns)
+    )
+    file = msgspec.structs.replace(file, settings={**file.settings, "num_processes": "3"})
+    [quiet] = summaries(file)
+    state = msgspec.structs.replace(STATE, other_cpus=1.5)
+    [busy] = summaries(msgspec.structs.replace(file, began=state, ended=state))
+    assert quiet.speedup is not None and busy.speedup is not None
+    assert busy.speedup.middle == quiet.speedup.middle
+    assert busy.speedup.low <= min(quiet.speedup.low, 1.2)
+    assert busy.speedup.high >= max(quiet.speedup.high, 3.0)
 
 
 # References.

@@ -12,7 +12,7 @@ import msgspec
 from flatout.bench.effort import FULL, QUICK
 from flatout.bench.limits import Doing, gpu_of, is_busy, measure_limits
 from flatout.bench.run_rows import BUSY_LIMITS, NO_LIMITS
-from flatout.bench.statistics import median_interval
+from flatout.bench.statistics import median_interval, spanning
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import UsageError
 from flatout.schema.bench import BenchFile, BenchRow
@@ -123,13 +123,7 @@ def interval_of(row: BenchRow, *, is_busy: bool, num_processes: int) -> Interval
     if len(row.samples) < 2 or min(row.samples) <= 0:
         return None
     interval = median_interval(row.samples, num_processes)
-    if not is_busy:
-        return interval
-    return Interval(
-        middle=interval.middle,
-        low=min(interval.low, *row.samples),
-        high=max(interval.high, *row.samples),
-    )
+    return spanning(interval, row.samples) if is_busy else interval
 
 
 def why_kept(stored: BenchFile | None, new: BenchFile) -> str | None:

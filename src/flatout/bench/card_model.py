@@ -19,8 +19,8 @@ from statistics import median
 
 import msgspec
 
-from flatout.bench.card_tables import Card, PublishedSeries, shipped_cards, shipped_series
-from flatout.schema.bench_cards import StepParts
+from flatout.bench.card_tables import CardFacts, PublishedSeries, shipped_cards, shipped_series
+from flatout.schema.bench_cards import StepBreakdown
 from flatout.schema.tuning import Interval
 
 # Of public figures, so many are inside the intervals.
@@ -34,7 +34,7 @@ LEAST_STEP_S = 1e-3
 _GRADIENT_BYTES = 4.0
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class PeakRates(msgspec.Struct, frozen=True, kw_only=True):
     """Peaks of a device: FLOP/s of one dtype, and B/s."""
 
     flops: float
@@ -58,22 +58,22 @@ class PairError(msgspec.Struct, frozen=True, kw_only=True):
         return math.log(self.predicted / self.published)
 
 
-def rates_of(card: Card, dtype: str) -> Rates | None:
+def rates_of(card: CardFacts, dtype: str) -> PeakRates | None:
     """The peaks of a card; None if it has no such dtype, or its bandwidth is not known."""
     flops, memory = getattr(card.peak, dtype, None), card.peak.memory
-    return Rates(flops=flops, memory=memory) if flops and memory else None
+    return PeakRates(flops=flops, memory=memory) if flops and memory else None
 
 
-def step_parts(step_s: float, flops: float, host_share: float, rates: Rates) -> StepParts:
+def step_parts(step_s: float, flops: float, host_share: float, rates: PeakRates) -> StepBreakdown:
     """What the time of a measured step was spent on."""
     compute = min(flops / rates.flops, step_s)
     host = step_s * min(max(host_share, 0.0), 1.0)
-    return StepParts(compute=compute, memory=step_s - compute, host=host)
+    return StepBreakdown(compute=compute, memory=step_s - compute, host=host)
 
 
-def moved(parts: StepParts, source: Rates, target: Rates) -> StepParts:
+def moved(parts: StepBreakdown, source: PeakRates, target: PeakRates) -> StepBreakdown:
     """The same step on another card, with the same host."""
-    return StepParts(
+    return StepBreakdown(
         compute=parts.compute * source.flops / target.flops,
         memory=parts.memory * source.memory / target.memory,
         host=parts.host,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _FOLDER = Path(__file__).parent
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CardFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A card, in addition to its peaks. link: B/s to its neighbors, in each direction."""
 
     name: str
@@ -68,9 +68,9 @@ class PublishedSeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 @functools.cache
-def shipped_cards() -> dict[str, Card]:
+def shipped_cards() -> dict[str, CardFacts]:
     """All cards of this release, by name; each has peaks."""
-    return {card.name: card for card in _read("cards.toml", "card", tuple[Card, ...])}
+    return {card.name: card for card in _read("cards.toml", "card", tuple[CardFacts, ...])}
 
 
 @functools.cache

@@ -9,8 +9,8 @@ import msgspec
 
 from flatout.bench import api as bench_api
 from flatout.bench import card_model
-from flatout.bench.card_model import Rates, widened
-from flatout.bench.card_tables import Card, date_of, shipped_cards, shipped_providers
+from flatout.bench.card_model import PeakRates, widened
+from flatout.bench.card_tables import CardFacts, date_of, shipped_cards, shipped_providers
 from flatout.bench.measured_step import measured_step
 from flatout.bench.peaks import shipped_peaks
 from flatout.bench.prices import prices_from
@@ -18,7 +18,7 @@ from flatout.bench.read_files import read_files
 from flatout.bench.run import chosen_workloads
 from flatout.errors import UsageError
 from flatout.schema.bench import BenchFile
-from flatout.schema.bench_cards import CardPrediction, CardsReport, MeasuredStep, StepParts
+from flatout.schema.bench_cards import CardPrediction, CardsReport, MeasuredStep, StepBreakdown
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text, percent_text
 from flatout.schema.workloads import WORKLOADS
@@ -56,8 +56,8 @@ class _Basis(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     how: str
     error: float
-    rates: Rates | None = None
-    parts: StepParts | None = None
+    rates: PeakRates | None = None
+    parts: StepBreakdown | None = None
     shares: Interval | None = None
     has_limits: bool = False
 
@@ -148,14 +148,14 @@ def _is_published(step: MeasuredStep) -> bool:
     return workload is not None and step.size == workload.published.text
 
 
-def _own_peaks(step: MeasuredStep) -> Rates | None:
+def _own_peaks(step: MeasuredStep) -> PeakRates | None:
     """What the maker states of the card that was measured."""
     peak = shipped_peaks().get(step.card or "") if step.device == "cuda" else None
     flops = getattr(peak, step.dtype, None)
-    return Rates(flops=flops, memory=peak.memory) if peak and flops and peak.memory else None
+    return PeakRates(flops=flops, memory=peak.memory) if peak and flops and peak.memory else None
 
 
-def _own_limits(step: MeasuredStep, file: BenchFile) -> Rates | None:
+def _own_limits(step: MeasuredStep, file: BenchFile) -> PeakRates | None:
     """What the card that was measured reaches itself, for want of its maker's peaks."""
     # A name from a file that others may have written.
     if step.device != "cuda" or step.card is None:
@@ -165,11 +165,11 @@ def _own_limits(step: MeasuredStep, file: BenchFile) -> Rates | None:
         return None
     flops = bench_api.known_limit(limits, f"limits/matmul/{step.dtype}")
     memory = bench_api.known_limit(limits, "limits/memory/triad")
-    return Rates(flops=flops, memory=memory) if flops and memory else None
+    return PeakRates(flops=flops, memory=memory) if flops and memory else None
 
 
 def _prediction(
-    basis: _Basis, card: Card, num_devices: int, prices: Mapping[str, float]
+    basis: _Basis, card: CardFacts, num_devices: int, prices: Mapping[str, float]
 ) -> CardPrediction:
     step = basis.step
     empty = CardPrediction(
@@ -195,7 +195,7 @@ def _prediction(
     )
 
 
-def _one_card(basis: _Basis, target: Rates) -> tuple[Interval | float, StepParts | None]:
+def _one_card(basis: _Basis, target: PeakRates) -> tuple[Interval | float, StepBreakdown | None]:
     """Throughput of one card, or what it is at most where launches decide; and the step's parts."""
     step = basis.step
     if basis.parts is not None and basis.rates is not None:
@@ -208,7 +208,7 @@ def _one_card(basis: _Basis, target: Rates) -> tuple[Interval | float, StepParts
     return _scaled(basis.shares, step.per_step / least_s), None
 
 
-def _several(one: Interval, step: MeasuredStep, card: Card, num_devices: int) -> Interval:
+def _several(one: Interval, step: MeasuredStep, card: CardFacts, num_devices: int) -> Interval:
     """Each card has the whole batch; at worst nothing hides the exchange of gradients."""
     share = card_model.scaling(num_devices)
     exchange_s = card_model.all_reduce_s(step.parameters or 0.0, num_devices, card.link)
@@ -220,7 +220,7 @@ def _several(one: Interval, step: MeasuredStep, card: Card, num_devices: int) ->
     )
 
 
-def _does_fit(step: MeasuredStep, card: Card) -> bool | None:
+def _does_fit(step: MeasuredStep, card: CardFacts) -> bool | None:
     if step.peak_bytes is None or step.device != "cuda":
         return None
     return step.peak_bytes + _BESIDE_BYTES <= card.memory_bytes

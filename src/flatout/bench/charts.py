@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.bench_comparison import Verdict
+from flatout.schema.bench_comparison import ComparisonVerdict
 from flatout.schema.tuning import Interval
 from flatout.schema.units import quantity_text
 
@@ -27,12 +27,12 @@ _ROOFLINE_HEIGHT = 260
 _LABEL_HEIGHT = 15
 # In percent; the rest is for the names of the roofs.
 _PLOT_WIDTH = 63.0
-_VERDICT_CLASSES: dict[Verdict, str] = {
+_VERDICT_CLASSES: dict[ComparisonVerdict, str] = {
     "faster": "good", "better": "good", "slower": "bad", "worse": "bad", "cannot tell": "unclear",
 }  # fmt: skip
 
 
-def verdict_class(verdict: Verdict) -> str:
+def verdict_class(verdict: ComparisonVerdict) -> str:
     """The class of a verdict's color."""
     return _VERDICT_CLASSES[verdict]
 
@@ -43,7 +43,7 @@ def ratio_scale(ratios: Sequence[Interval]) -> float:
     return min(max([_NARROWEST, *(1.05 * one for one in reach)]), _WIDEST)
 
 
-def ratio_bar(ratio: Interval, verdict: Verdict, scale: float) -> str:
+def ratio_bar(ratio: Interval, verdict: ComparisonVerdict, scale: float) -> str:
     """A bar from no difference to the ratio, with its interval as a whisker."""
     low, middle, high = (_place(one, scale) for one in (ratio.low, ratio.middle, ratio.high))
     kind = verdict_class(verdict)
@@ -75,9 +75,10 @@ def sample_strip(samples: Sequence[float], ends: tuple[float, float], far: Seque
     """Every sample as a dot, the first at the top; outliers are hollow."""
     low, high = ends
     every = math.ceil(len(samples) / _MOST_DOTS)
-    shown = samples[::every]
     width = high - low or abs(high) or 1.0
     outliers = set(far)
+    # An outlier is shown whatever its number.
+    shown = [one for number, one in enumerate(samples) if number % every == 0 or one in outliers]
     dots = []
     for number, sample in enumerate(shown):
         x = 2 + 96 * (sample - low) / width if high > low else 50.0

@@ -15,13 +15,13 @@ from flatout.errors import UsageError
 from flatout.schema.bench import BenchFile, BenchRow
 from flatout.schema.bench_comparison import (
     BenchComparison,
-    Change,
     ComparedFile,
     ComparedRow,
     ComparedValue,
+    ComparisonVerdict,
     LoadedBench,
+    RowChange,
     StepPart,
-    Verdict,
 )
 from flatout.schema.machine import Machine
 from flatout.schema.tuning import Interval
@@ -30,6 +30,8 @@ from flatout.schema.units import counted_text
 # Units of rows for which "faster" is the word.
 _SPEEDS = {"flop/s", "op/s", "B/s", "s", "samples/s", "tokens/s", "file/s"}
 _NUM_SHOWN = 3
+# Conditions that are measured values, and so differ each time.
+_MEASURED = {"memory_bytes", "ladder"}
 
 
 class _Side(msgspec.Struct, frozen=True):
@@ -156,7 +158,7 @@ def _value(row: BenchRow, num_processes: int) -> ComparedValue:
     )
 
 
-def _change(base: BenchRow, row: BenchRow, sides: tuple[_Side, _Side]) -> Change:
+def _change(base: BenchRow, row: BenchRow, sides: tuple[_Side, _Side]) -> RowChange:
     """Ratio and interval; the verdict follows when all rows are known."""
     pair, processes = (base.samples, row.samples), [side.num_processes for side in sides]
     if not row.is_higher_better:
@@ -175,7 +177,7 @@ def _change(base: BenchRow, row: BenchRow, sides: tuple[_Side, _Side]) -> Change
     why = None
     if least < statistics.LEAST_SAMPLES:
         why = f"{counted_text(least, 'sample')}; at least {statistics.LEAST_SAMPLES} are needed"
-    return Change(ratio=ratio, p_value=found.p_value, verdict="cannot tell", why=why)
+    return RowChange(ratio=ratio, p_value=found.p_value, verdict="cannot tell", why=why)
 
 
 def is_gpu_row(row: BenchRow) -> bool:
@@ -203,19 +205,19 @@ def _with_verdicts(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
     return found
 
 
-def _judged(change: Change, row: ComparedRow, is_discovered: bool) -> Change:
+def _judged(change: RowChange, row: ComparedRow, is_discovered: bool) -> RowChange:
     if change.why is not None or not _is_beyond(change.ratio):
         return change
     if not is_discovered:
         why = "chance explains it, with so many rows compared"
         return msgspec.structs.replace(change, why=why)
-    words: tuple[Verdict, Verdict] = (
+    words: tuple[ComparisonVerdict, ComparisonVerdict] = (
         ("faster", "slower") if row.unit in _SPEEDS else ("better", "worse")
     )
     return msgspec.structs.replace(change, verdict=words[change.ratio.middle < 1])
 
 
-def _changes(rows: Sequence[ComparedRow]) -> Iterator[Change]:
+def _changes(rows: Sequence[ComparedRow]) -> Iterator[RowChange]:
     for row in rows:
         for value in row.values:
             if value is not None and value.change is not None:
@@ -225,7 +227,9 @@ def _changes(rows: Sequence[ComparedRow]) -> Iterator[Change]:
 def _note(rows: Sequence[BenchRow | None]) -> str | None:
     """The conditions in which the files differ."""
     known = [row.conditions for row in rows if row is not None and row.samples]
-    names = dict.fromkeys(name for conditions in known for name in conditions)
+    names = dict.fromkeys(
+        name for conditions in known for name in conditions if name not in _MEASURED
+    )
     differing = [
         f"{name}: " + " / ".join(conditions.get(name, "-") for conditions in known)
         for name in names
@@ -247,11 +251,17 @@ def _row_warnings(rows: Sequence[ComparedRow], files: Sequence[ComparedFile]) ->
             if (value := row.values[place]) is not None and value.drift is not None
         ]
         if drifts:
-            id, largest = max(drifts, key=lambda one: abs(math.log1p(one[1])))
+            id, largest = max(drifts, key=lambda one: _drift_size(one[1]))
             yield (
                 f"{file.name}: {counted_text(len(drifts), 'row')} drifted during the measurement"
                 f" (most: {id}, {100 * largest:+.0f} %)"
             )
+
+
+def _drift_size(drift: float) -> float:
+    """How large a drift is: a half as large as a double."""
+    # A drift to nearly nothing is -1 as a float, whose logarithm does not exist.
+    return abs(math.log1p(max(drift, -1 + 1e-12)))
 
 
 def _nothing_in_common(files: Sequence[LoadedBench]) -> UsageError:

@@ -57,7 +57,9 @@ def differing(files: Sequence[LoadedBench]) -> tuple[Differing, ...]:
 def warnings(files: Sequence[LoadedBench], differing: Sequence[Differing]) -> tuple[str, ...]:
     """What a reader must know before believing the ratios."""
     found = [f"{one.name}: {problem}" for one in files for problem in one.problems]
-    found += [f"{one.name}: {text}" for one in files for text in _state_warnings(one.file)]
+    # A file says itself what disturbed it; here is what that does to a comparison.
+    if len(files) > 1:
+        found += [f"{one.name}: {text}" for one in files for text in _state_warnings(one.file)]
     found += [f"{one.name}: {text}" for one in files for text in one.file.warnings]
     found += _clock_warnings(files)
     if len({one.file.kind for one in files}) > 1:

@@ -25,7 +25,7 @@ _QUANTITIES: tuple[tuple[str, str, Unit], ...] = (
 _NOT_DROPPED = "this system does not let a program drop a file from its cache"
 
 
-class Folder(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredFolder(msgspec.Struct, frozen=True, kw_only=True):
     """A folder to measure; unread: why it is not measured."""
 
     name: str
@@ -33,7 +33,7 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     unread: str | None = None
 
 
-def measured_folders() -> list[Folder]:
+def measured_folders() -> list[MeasuredFolder]:
     """The data folder, the home folder and, under WSL, each Windows drive: every disk once."""
     places = [("data", _existing(data_folders()[-1])), ("home", Path.home())]
     if is_wsl():
@@ -41,17 +41,17 @@ def measured_folders() -> list[Folder]:
     return list(_each_once(places))
 
 
-def _each_once(places: Sequence[tuple[str, Path]]) -> Iterator[Folder]:
+def _each_once(places: Sequence[tuple[str, Path]]) -> Iterator[MeasuredFolder]:
     seen: dict[int, str] = {}
     for name, path in places:
         try:
             device = path.stat().st_dev
         except OSError as error:
-            yield Folder(name=name, path=path, unread=error.strerror or str(error))
+            yield MeasuredFolder(name=name, path=path, unread=error.strerror or str(error))
             continue
         other = seen.setdefault(device, name)
         unread = None if other == name else f"on the disk of the {other} folder"
-        yield Folder(name=name, path=path, unread=unread)
+        yield MeasuredFolder(name=name, path=path, unread=unread)
 
 
 def _existing(path: Path) -> Path:
@@ -72,7 +72,7 @@ def _writable(drive: Path) -> Path:
     return public if public.is_dir() else drive
 
 
-def disk_rows(folder: Folder, effort: Effort) -> list[BenchRow]:
+def disk_rows(folder: MeasuredFolder, effort: Effort) -> list[BenchRow]:
     """Measures one folder, in a child process."""
     if folder.unread is not None:
         return rows_from(folder, Completed(reason=folder.unread))
@@ -81,7 +81,7 @@ def disk_rows(folder: Folder, effort: Effort) -> list[BenchRow]:
     return rows_from(folder, run([*program, *map(str, amounts)], _TIMEOUT_S))
 
 
-def rows_from(folder: Folder, done: Completed) -> list[BenchRow]:
+def rows_from(folder: MeasuredFolder, done: Completed) -> list[BenchRow]:
     """The rows from what the child printed, or with the reason why it did not."""
     samples: Mapping[str, tuple[float, ...]] = {}
     # Of the reads, if they were left out.

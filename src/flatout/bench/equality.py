@@ -11,7 +11,7 @@ import msgspec
 
 from flatout.bench.statistics import t_quantile
 
-Verdict = Literal["equal", "different", "cannot tell"]
+EqualityVerdict = Literal["equal", "different", "cannot tell"]
 
 
 class Equality(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     tolerance: float
     num_seeds: int
-    verdict: Verdict
+    verdict: EqualityVerdict
 
 
 def equality(first: Sequence[float], second: Sequence[float], tolerance: float) -> Equality:
@@ -45,7 +45,7 @@ def equality(first: Sequence[float], second: Sequence[float], tolerance: float) 
     if len(pairs) > 1:
         reach = t_quantile(0.95, len(pairs) - 1) * stdev(pairs) / math.sqrt(len(pairs))
     low, high = mean - reach, mean + reach
-    verdict: Verdict = "cannot tell"
+    verdict: EqualityVerdict = "cannot tell"
     if -tolerance < low and high < tolerance:
         verdict = "equal"
     elif low > tolerance or high < -tolerance:

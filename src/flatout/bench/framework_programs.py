@@ -29,7 +29,7 @@ _OWN = "flatout.engine.bench.recipe_program"
 _LIMIT_S = 1200.0
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class FrameworkWay(msgspec.Struct, frozen=True, kw_only=True):
     """One of the ways that are compared: the program of a framework in an interpreter.
 
     name: as in the ids of rows. variants: among which the fastest is taken.
@@ -58,7 +58,7 @@ class ProgramResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int | None
 
 
-def run_program(way: Way, task: FrameworkTask) -> ProgramResult | str:
+def run_program(way: FrameworkWay, task: FrameworkTask) -> ProgramResult | str:
     """Runs a task to its end; the reason if it failed."""
     if way.program == "flatout":
         module = _OWN

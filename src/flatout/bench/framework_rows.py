@@ -53,8 +53,8 @@ class WaySamples:
             self.results.append(result)
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows are about.
+class WayRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes the rows of one way to train.
 
     limit: of fp32 matrix products in FLOP/s; None if there is none that can be used, with the
     reason in no_limit.
@@ -74,7 +74,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         conditions: Mapping[str, str] = {},
         unread: str | None = None,
     ) -> BenchRow:
-        """A row of it."""
+        """A row of this way."""
         text, unit, is_higher_better = _QUANTITIES[quantity]
         kind = self.device.partition(":")[0]
         return BenchRow(
@@ -92,58 +92,56 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def unread(self, reason: str) -> Iterator[BenchRow]:
-        """Rows for a way that could not be measured."""
+        """Its rows if it could not be measured."""
         for quantity in ("samples_per_s", "step_s", "time_to_steps", "loss"):
             yield self.row(quantity, unread=reason)
 
+    def measured(self, data: FrameworkData, samples: WaySamples) -> Iterator[BenchRow]:
+        """All quantities; with the reason, if one of its processes has failed.
 
-def way_rows(subject: Subject, data: FrameworkData, samples: WaySamples) -> Iterator[BenchRow]:
-    """All quantities of a way; with the reason, if one of its processes has failed.
+        Results of some seeds only would be compared with those of others.
+        """
+        results = samples.results
+        if samples.failures or not results:
+            reason = samples.failures[0] if samples.failures else "nothing was measured"
+            yield from self.unread(reason)
+            return
+        first = results[0]
+        step_s = tuple(value for one in results for value in one.step_s)
+        batch = {"batch_size": str(data.batch_size), "data": "MNIST" if data.pixels else "made up"}
+        steps = {**batch, "steps": str(self.workload.num_steps)}
+        peaks = [float(one.peak_bytes) for one in results if one.peak_bytes]
+        flops = data.flops_per_step
+        yield self.row("samples_per_s", tuple(data.batch_size / one for one in step_s), batch)
+        yield self.row("step_s", step_s, {
+            **batch,
+            "flops_per_step": "unknown" if flops is None else f"{flops:.6g}",
+            "parameters": str(data.num_parameters),
+            "memory_bytes": f"{max(peaks):.0f}" if peaks else "unknown",
+            "samples_per_step": str(data.batch_size),
+            "version": first.version,
+            "recipe": first.recipe,
+        })  # fmt: skip
+        yield self._mfu(flops, step_s, batch)
+        unread = None if peaks else "not readable: the framework does not say"
+        yield self.row("peak_memory", tuple(peaks), batch, unread)
+        yield self.row("time_to_steps", tuple(one.made_s for one in results), steps)
+        yield self.row("loss", tuple(one.score.loss for one in results), steps)
+        accuracies = tuple(one.score.accuracy for one in results if one.score.accuracy is not None)
+        if accuracies:
+            yield self.row("accuracy", accuracies, steps)
 
-    Results of some seeds only would be compared with those of others.
-    """
-    results = samples.results
-    if samples.failures or not results:
-        reason = samples.failures[0] if samples.failures else "nothing was measured"
-        yield from subject.unread(reason)
-        return
-    first = results[0]
-    step_s = tuple(value for one in results for value in one.step_s)
-    batch = {"batch_size": str(data.batch_size), "data": "MNIST" if data.pixels else "made up"}
-    steps = {**batch, "steps": str(subject.workload.num_steps)}
-    peaks = [float(one.peak_bytes) for one in results if one.peak_bytes]
-    flops = data.flops_per_step
-    yield subject.row("samples_per_s", tuple(data.batch_size / one for one in step_s), batch)
-    yield subject.row("step_s", step_s, {
-        **batch,
-        "flops_per_step": "unknown" if flops is None else f"{flops:.6g}",
-        "parameters": str(data.num_parameters),
-        "memory_bytes": f"{max(peaks):.0f}" if peaks else "unknown",
-        "samples_per_step": str(data.batch_size),
-        "version": first.version,
-        "recipe": first.recipe,
-    })  # fmt: skip
-    yield _mfu(subject, flops, step_s, batch)
-    unread = None if peaks else "not readable: the framework does not say"
-    yield subject.row("peak_memory", tuple(peaks), batch, unread)
-    yield subject.row("time_to_steps", tuple(one.made_s for one in results), steps)
-    yield subject.row("loss", tuple(one.score.loss for one in results), steps)
-    accuracies = tuple(one.score.accuracy for one in results if one.score.accuracy is not None)
-    if accuracies:
-        yield subject.row("accuracy", accuracies, steps)
+    def _mfu(
+        self, flops: float | None, step_s: tuple[float, ...], batch: Mapping[str, str]
+    ) -> BenchRow:
+        """FLOPs of the network over what the device computes at most in fp32.
 
-
-def _mfu(
-    subject: Subject, flops: float | None, step_s: tuple[float, ...], batch: Mapping[str, str]
-) -> BenchRow:
-    """FLOPs of the network over what the device computes at most in fp32.
-
-    Source: Chowdhery et al. (2022), PaLM, appendix B; but against the measured limit.
-    """
-    if flops is None:
-        return subject.row("mfu", (), batch, "FLOPs not counted")
-    if subject.limit is None:
-        reason = subject.no_limit or "the stored limits have no matrix product in fp32"
-        return subject.row("mfu", (), batch, reason)
-    limit = subject.limit
-    return subject.row("mfu", tuple(flops / one / limit for one in step_s), batch)
+        Source: Chowdhery et al. (2022), PaLM, appendix B; but against the measured limit.
+        """
+        if flops is None:
+            return self.row("mfu", (), batch, "FLOPs not counted")
+        if self.limit is None:
+            reason = self.no_limit or "the stored limits have no matrix product in fp32"
+            return self.row("mfu", (), batch, reason)
+        limit = self.limit
+        return self.row("mfu", tuple(flops / one / limit for one in step_s), batch)

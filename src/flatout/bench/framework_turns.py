@@ -9,8 +9,8 @@ from statistics import median
 import msgspec
 
 from flatout.bench.api import known_limit, usable_limits
-from flatout.bench.framework_programs import ProgramResult, Way, run_program
-from flatout.bench.framework_rows import FrameworkWorkload, Subject, WaySamples, way_rows
+from flatout.bench.framework_programs import FrameworkWay, ProgramResult, run_program
+from flatout.bench.framework_rows import FrameworkWorkload, WayRows, WaySamples
 from flatout.bench.limits import Doing, error_from
 from flatout.errors import RunFailed
 from flatout.schema.bench import BenchFile, BenchRow
@@ -96,12 +96,12 @@ class Turns:
         self._machine = machine
         self._request = request
         self._workload = workload
-        self._chosen: dict[str, tuple[Way, str, dict[str, object]]] = {}
+        self._chosen: dict[str, tuple[FrameworkWay, str, dict[str, object]]] = {}
         self._num_parts = 1
         self._num_done = 0
         self.versions: dict[str, str] = {}
 
-    def measure(self, ways: Sequence[Way]) -> Iterator[Doing | BenchRow]:
+    def measure(self, ways: Sequence[FrameworkWay]) -> Iterator[Doing | BenchRow]:
         """All rows, after what is done for them.
 
         Raises:
@@ -117,12 +117,12 @@ class Turns:
             samples = {name: WaySamples() for name in self._chosen}
             yield from self._take_turns(data, samples)
             for name, one in samples.items():
-                yield from way_rows(self.subject(name), data, one)
+                yield from self.rows_of(name).measured(data, one)
 
-    def subject(self, way: str) -> Subject:
-        """What the rows of a way are about."""
+    def rows_of(self, way: str) -> WayRows:
+        """What makes the rows of a way."""
         limits = usable_limits(self._machine, self._request.device)
-        return Subject(
+        return WayRows(
             workload=self._workload,
             way=way,
             device=self._request.device,
@@ -131,7 +131,9 @@ class Turns:
             no_limit=limits if isinstance(limits, str) else None,
         )
 
-    def _choose(self, ways: Sequence[Way], data: FrameworkData) -> Iterator[Doing | BenchRow]:
+    def _choose(
+        self, ways: Sequence[FrameworkWay], data: FrameworkData
+    ) -> Iterator[Doing | BenchRow]:
         """Finds the fastest variant of each way; a row if none can be measured."""
         reference: Scored | None = None
         for way in _plain_first(ways, self._python):
@@ -146,7 +148,7 @@ class Turns:
                 continue
             best = fastest(tried, reference)
             if best is None:
-                yield from self.subject(way.name).unread(_reason(tried, reference))
+                yield from self.rows_of(way.name).unread(_reason(tried, reference))
                 continue
             variant, result = best
             self.versions[way.name] = result.version
@@ -247,11 +249,12 @@ def _reason(tried: Mapping[str, ProgramResult | str], reference: Scored | None) 
     return "; ".join(texts) or "it has no backend here"
 
 
-def _plain_first(ways: Sequence[Way], python: str) -> list[Way]:
+def _plain_first(ways: Sequence[FrameworkWay], python: str) -> list[FrameworkWay]:
     """The ways, after a plain loop in torch: what all are compared with."""
     if any(way.name == "plain" for way in ways):
         return sorted(ways, key=lambda way: way.name != "plain")
-    return [Way(name="plain", program="torch", python=python, variants=("plain",)), *ways]
+    plain = FrameworkWay(name="plain", program="torch", python=python, variants=("plain",))
+    return [plain, *ways]
 
 
 def written_data(

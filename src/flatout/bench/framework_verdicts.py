@@ -1,4 +1,4 @@
-"""Whether frameworks came to the same results, and how much faster one is than another."""
+"""Whether frameworks came to the same results."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from statistics import fmean
 import msgspec
 
 from flatout.bench.equality import Equality, equality
-from flatout.bench.statistics import ratio_of_medians
-from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.tuning import Interval
+from flatout.schema.bench import BenchRow
 
 # Of an accuracy: one point. Of a loss: a share of it.
 _ACCURACY, _LOSS_SHARE = 0.01, 0.05
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """A way's result beside the first way's. share: for accuracies; else in units of the loss."""
+    """The result of a way against that of the first way. quantity: accuracy, or loss."""
 
     workload: str
     way: str
@@ -56,14 +54,6 @@ def _of_workload(workload: str, quantity: str, rows: Sequence[BenchRow]) -> Iter
             quantity=quantity,
             equality=equality(first.samples, row.samples, tolerance),
         )
-
-
-def speed_ratio(first: BenchRow | None, second: BenchRow, file: BenchFile) -> Interval | None:
-    """How many times as fast the second is, with its interval; None unless both were measured."""
-    if first is None or not first.samples or not second.samples:
-        return None
-    processes = (file.num_processes, file.num_processes)
-    return ratio_of_medians(first.samples, second.samples, processes).ratio
 
 
 def warnings_of_results(rows: Sequence[BenchRow]) -> Iterator[str]:

@@ -18,12 +18,12 @@ from flatout.bench.framework_environments import (
     find_framework,
     parse_frameworks,
 )
-from flatout.bench.framework_programs import Way
+from flatout.bench.framework_programs import FrameworkWay
 from flatout.bench.framework_rows import FrameworkWorkload
 from flatout.bench.framework_turns import FrameworksRequest, Turns
 from flatout.bench.framework_verdicts import warnings_of_results
 from flatout.bench.limits import Doing, other_cpus_now, uuid_of, warnings_of
-from flatout.bench.run import RunCommand, device_names, devices_here
+from flatout.bench.run import BenchRequest, device_names, devices_here
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.bench import BenchFile, BenchRow
@@ -64,7 +64,7 @@ def workload_of(name: str, device: str, *, is_quick: bool) -> FrameworkWorkload:
     )
 
 
-def run_frameworks(command: RunCommand, text: str) -> Iterator[Doing | BenchFile]:
+def run_frameworks(command: BenchRequest, text: str) -> Iterator[Doing | BenchFile]:
     """`flatout bench run --frameworks`; the last value is the file, which is also written.
 
     Args:
@@ -136,7 +136,7 @@ def compare_frameworks(
                     rows.append(value)
             versions |= turns.versions
             for one in missing:
-                rows += turns.subject(one.framework).unread(f"{one.reason}: {one.fix}")
+                rows += turns.rows_of(one.framework).unread(f"{one.reason}: {one.fix}")
         load = watch.load()
         ended = states.state(load.other_cpus if load else None)
     if not any(row.samples for row in rows):
@@ -184,18 +184,19 @@ def _found(
 
 def ways_of(
     pythons: Sequence[FrameworkPython], own: str, *, is_quick: bool = False
-) -> Iterator[Way]:
+) -> Iterator[FrameworkWay]:
     """What is compared: torch in three ways, the others in the best of theirs.
 
     own: the interpreter with torch and flatout. is_quick: no recipe is searched for.
     """
     for one in pythons:
         if one.framework == "torch":
-            yield Way(name="plain", program="torch", python=one.python, variants=("plain",))
-            variants: tuple[str, ...] = ("eager", "compile")
-            yield Way(name="torch", program="torch", python=one.python, variants=variants)
+            variants: tuple[str, ...] = ("plain",)
+            yield FrameworkWay(name="plain", program="torch", python=one.python, variants=variants)
+            variants = ("eager", "compile")
+            yield FrameworkWay(name="torch", program="torch", python=one.python, variants=variants)
             variants = ("defaults", "compiled", *(() if is_quick else ("search",)))
-            yield Way(name="flatout", program="flatout", python=own, variants=variants)
+            yield FrameworkWay(name="flatout", program="flatout", python=own, variants=variants)
             continue
         if one.framework == "keras":
             # Its backends. Torch is last: XLA compiles for the other two.
@@ -205,4 +206,6 @@ def ways_of(
                 "tensorflow": ("xla", "graph"), "jax": ("scan", "step"),
                 "paddle": ("to_static", "dynamic"),
             }[one.framework]  # fmt: skip
-        yield Way(name=one.framework, program=one.framework, python=one.python, variants=variants)
+        yield FrameworkWay(
+            name=one.framework, program=one.framework, python=one.python, variants=variants
+        )  # fmt: skip

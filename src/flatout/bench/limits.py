@@ -238,7 +238,7 @@ def _roof_replies(python: str, request: RoofRequest) -> Iterator[Ready | Measuri
                 yield reply
         except ProcessEnded as ended:
             if is_pinning:
-                # The system may end who pins much; everything else has been measured.
+                # The kernel may kill a process that pins much; everything else has been measured.
                 reason = f"the measuring process {ending_text(ended.exit_code)} while it pinned"
                 yield Measured(row=BenchRow(
                     id="limits/pinned", label="pinned memory, at most", unit="B", unread=reason,

@@ -82,7 +82,7 @@ def _number(row: BenchRow, name: str) -> float | None:
         value = float(row.conditions.get(name, "").replace(",", ""))
     except ValueError:
         return None
-    return value if 0 < value < 1e30 else None
+    return value if 1e-30 < value < 1e30 else None
 
 
 def _dtype(text: str) -> str:

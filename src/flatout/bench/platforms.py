@@ -171,11 +171,14 @@ def _doubts(platforms: Sequence[LoadedBench]) -> Iterator[str]:
         names = f"{first.name} and {second.name}"
         if here.cpu.name != there.cpu.name:
             yield f"{names} have different CPUs: {here.cpu.name} and {there.cpu.name}"
+        models = [", ".join(gpu.name or "unknown" for gpu in one.gpus) or "no GPU"
+                  for one in (here, there)]  # fmt: skip
         uuids = [{gpu.uuid for gpu in one.gpus if gpu.uuid} for one in (here, there)]
-        if uuids[0] != uuids[1]:
-            models = [", ".join(gpu.name or "unknown" for gpu in one.gpus) or "no GPU"
-                      for one in (here, there)]  # fmt: skip
-            yield f"{names} have different GPUs: {models[0]} and {models[1]}, by their serial IDs"
+        if models[0] != models[1]:
+            yield f"{names} have different GPUs: {models[0]} and {models[1]}"
+        # An ID that could not be read differs from none.
+        elif all(uuids) and uuids[0] != uuids[1]:
+            yield f"{names} have different GPUs, both {models[0]}, by their serial IDs"
         totals = [one.memory.total_bytes for one in (here, there)]
         is_part = _WSL2 in (first.name, second.name)
         known = [total for total in totals if total]

@@ -25,7 +25,7 @@ def prices_from(typed: Sequence[str], path: str | None) -> tuple[dict[str, float
     for text in typed:
         name, equals, price = text.rpartition("=")
         if not equals:
-            raise _bad(f"`--price {text}` has no price.", None)
+            raise _bad(f"`--price {text}` has no price.", "it has no `=`")
         found[known_name(name)] = _price(price, f"`--price {text}`")
     return found, origin
 
@@ -88,5 +88,5 @@ def _price(text: str, where: str) -> float:
     return price
 
 
-def _bad(problem: str, because: str | None) -> UsageError:
-    return UsageError("bench-bad-price", problem, because=because or _EXAMPLE, fix=_EXAMPLE)
+def _bad(problem: str, because: str) -> UsageError:
+    return UsageError("bench-bad-price", problem, because=because, fix=_EXAMPLE)

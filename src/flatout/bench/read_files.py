@@ -11,6 +11,7 @@ import msgspec
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.bench import BENCH_VERSION, BenchFile, BenchRow, DeviceState
 from flatout.schema.bench_comparison import LoadedBench
+from flatout.schema.machine import Machine
 from flatout.schema.units import bytes_text, count_text, counted_text
 from flatout.system import atomic_files
 
@@ -18,6 +19,8 @@ from flatout.system import atomic_files
 _MOST_BYTES = 16 * 2**20
 _MOST_ROWS, _MOST_SAMPLES = 5_000, 200_000
 _LONGEST_NAME = 24
+# More than any machine has; a number that no float can hold would end the comparison.
+_MOST_CPUS, _MOST_MEMORY_BYTES = 10**6, 2**60
 # What is shown of problems with rows.
 _NUM_PROBLEMS = 3
 _MEASURE_AGAIN = "measure again with `flatout bench limits` or `flatout bench run`"
@@ -150,8 +153,9 @@ def _cleaned(file: BenchFile) -> tuple[BenchFile, tuple[str, ...]]:
     if len(problems) > _NUM_PROBLEMS:
         problems[_NUM_PROBLEMS:] = [f"{len(problems) - _NUM_PROBLEMS} more like these"]
     cleaned = msgspec.structs.replace(
-        file, rows=tuple(rows.values()), began=_possible(file.began), ended=_possible(file.ended)
-    )
+        file, rows=tuple(rows.values()), began=_possible(file.began), ended=_possible(file.ended),
+        machine=_possible_machine(file.machine),
+    )  # fmt: skip
     return cleaned, tuple(problems)
 
 
@@ -163,6 +167,30 @@ def _possible(state: DeviceState) -> DeviceState:
         if isinstance(value, float) and not -100 < value < 1e12
     }
     return msgspec.structs.replace(state, **wrong)
+
+
+def _possible_machine(machine: Machine) -> Machine:
+    """Without counts and sizes that no machine has."""
+
+    def within(number: int | None, most: int) -> int | None:
+        return number if number is not None and 0 < number <= most else None
+
+    cpu, memory = machine.cpu, machine.memory
+    return msgspec.structs.replace(
+        machine,
+        cpu=msgspec.structs.replace(
+            cpu,
+            num_cores=within(cpu.num_cores, _MOST_CPUS),
+            num_threads=within(cpu.num_threads, _MOST_CPUS),
+        ),
+        memory=msgspec.structs.replace(
+            memory, total_bytes=within(memory.total_bytes, _MOST_MEMORY_BYTES)
+        ),
+        gpus=tuple(
+            msgspec.structs.replace(gpu, memory_bytes=within(gpu.memory_bytes, _MOST_MEMORY_BYTES))
+            for gpu in machine.gpus
+        ),
+    )
 
 
 def _problem(row: BenchRow) -> str | None:

@@ -12,6 +12,7 @@ from flatout.bench import charts
 from flatout.bench.references import references_for
 from flatout.bench.run_summary import (
     RunSummary,
+    epoch_times,
     gpu_ratios,
     speedup_of,
     summaries,
@@ -19,9 +20,9 @@ from flatout.bench.run_summary import (
 )
 from flatout.bench.table_texts import ratio_text
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.bench_comparison import LoadedBench, Verdict
+from flatout.schema.bench_comparison import ComparisonVerdict, LoadedBench
 from flatout.schema.tuning import Interval
-from flatout.schema.units import quantity_text
+from flatout.schema.units import quantity_text, seconds_text
 
 _LEAST_FOR_BOX = 4
 # With a little more than the samples need, so that dots at the edges are whole.
@@ -34,7 +35,9 @@ def sections(files: Sequence[LoadedBench]) -> str:
     if not any(found for _, _, found in named):
         return ""
     workloads = dict.fromkeys(one.workload for _, _, found in named for one in found)
-    parts = [_ways(named), _gpus(files), _step_times(named), _references(list(workloads))]
+    parts = [
+        _ways(named), _gpus(files), _epochs(named), _step_times(named), _references(list(workloads))
+    ]  # fmt: skip
     return "".join(chain.from_iterable(parts))
 
 
@@ -43,7 +46,7 @@ _Named = Sequence[tuple[str, BenchFile, list[RunSummary]]]
 
 def _ways(named: _Named) -> Iterator[str]:
     """Bars of every way against the plain loop of the same file."""
-    lines: list[tuple[str, RunSummary, str, Interval, Verdict]] = []
+    lines: list[tuple[str, RunSummary, str, Interval, ComparisonVerdict]] = []
     for name, file, found in named:
         for one in found:
             for way in one.rows:
@@ -57,8 +60,8 @@ def _ways(named: _Named) -> Iterator[str]:
     yield " processes. To the right of the line is faster.</p>"
     for name, one, way, ratio, verdict in lines:
         step = one.rows[way].get("step_s")
-        recipe = step.conditions.get("recipe", "") if step is not None else ""
-        note = f'<span class="note">{escape(recipe)}</span>' if recipe else ""
+        notes = [step.conditions.get(one, "") for one in ("recipe", "ladder")] if step else []
+        note = "".join(f'<span class="note">{escape(one)}</span>' for one in notes if one)
         who = f"{one.workload} on {one.device}, {way}"
         values = " → ".join(_speed_text(one.speed(each)) for each in ("plain", way))
         title = f"{name}: {who}" if len(named) > 1 else who
@@ -87,6 +90,21 @@ def _gpus(files: Sequence[LoadedBench]) -> Iterator[str]:
     if rows:
         yield "<section><h2>GPU against CPU, both tuned</h2>"
         yield f'<div class="wide"><table>{"".join(rows)}</table></div></section>'
+
+
+def _epochs(named: _Named) -> Iterator[str]:
+    """What people ask of a published network: how long its data takes."""
+    rows = [
+        f"<tr>{_cells(name, f'{one.workload} on {one.device}', epochs.text, way, text)}</tr>"
+        for name, _, found in named
+        for one in found
+        if (epochs := epoch_times(one)) is not None
+        for way, text in ((way, seconds_text(value)) for way, value in epochs.seconds.items())
+    ]
+    if rows:
+        yield '<section><h2>Time of an epoch</h2><p class="dim">At the measured speed, without'
+        yield ' validation and checkpoints.</p><div class="wide"><table>'
+        yield f"{''.join(rows)}</table></div></section>"
 
 
 def _step_times(named: _Named) -> Iterator[str]:

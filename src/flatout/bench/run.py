@@ -13,7 +13,7 @@ import flatout
 from flatout.bench.api import known_limit, resolved_device, usable_limits
 from flatout.bench.limits import Doing, other_cpus_now, uuid_of, warnings_of
 from flatout.bench.run_effort import FULL_RUN, QUICK_RUN, RunEffort
-from flatout.bench.run_rows import Limits, Series, rows_of
+from flatout.bench.run_rows import ProductLimits, Series, rows_of, spill_warnings
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import UsageError, nearest
 from flatout.schema.bench import BenchFile, DeviceState
@@ -44,7 +44,7 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 _DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "float8", "int8")
 
 
-class RunCommand(msgspec.Struct, frozen=True, kw_only=True):
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line of `flatout bench run` as data.
 
     workloads: names; none means all. devices: with commas. out: a file for the result.
@@ -58,7 +58,7 @@ class RunCommand(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
 
-def run(command: RunCommand) -> Iterator[Doing | BenchFile]:
+def run(command: BenchRequest) -> Iterator[Doing | BenchFile]:
     """Measures; after each workload there is a file with all so far, and the last is the result.
 
     Raises:
@@ -219,6 +219,7 @@ class Measurement:
         tuned = Series(workload=workload, size=size, way="flatout", device=device, recipe="unknown")
         if isinstance(reply, RecipeChosen):
             tuned.changes, tuned.recipe = reply.changes, reply.text
+            tuned.ladder = reply.ladder
         else:
             tuned.problem = str(reply)
         return [plain, tuned]
@@ -271,7 +272,7 @@ class Measurement:
         warnings: Sequence[str],
     ) -> BenchFile:
         limits = {device: self._limits(device) for device in self._devices}
-        rows = chain.from_iterable(rows_of(one, limits[one.device]) for one in everything)
+        rows = list(chain.from_iterable(rows_of(one, limits[one.device]) for one in everything))
         replies = [reply for one in everything for reply in one.replies]
         names = [reply.name for reply in replies if reply.name] or [self._machine.cpu.name or ""]
         settings = {"device": ",".join(self._devices), "name": names[0], **self._effort.settings}
@@ -290,10 +291,10 @@ class Measurement:
             began=states[0],
             ended=states[1],
             rows=tuple(rows),
-            warnings=(*warnings, *dict.fromkeys(doubts)),
+            warnings=(*warnings, *dict.fromkeys(doubts), *spill_warnings(rows, self._machine)),
         )
 
-    def _limits(self, device: str) -> Limits | str:
+    def _limits(self, device: str) -> ProductLimits | str:
         """Matrix products by dtype, as `flatout bench limits` has measured them, or why not."""
         limits = usable_limits(self._machine, device)
         if isinstance(limits, str):

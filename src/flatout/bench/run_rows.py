@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from flatout.schema.bench import BenchRow, Unit
+from flatout.schema.machine import Machine
 from flatout.schema.run_protocol import Way, WorkloadMeasured
+from flatout.schema.units import bytes_text
 from flatout.schema.workloads import MeasuredSize, Workload
 
 # By dtype: of matrix products, in FLOP/s.
-Limits = Mapping[str, float]
+ProductLimits = Mapping[str, float]
 NO_LIMITS = "no limits of this device are stored: run `flatout bench limits`"
 BUSY_LIMITS = "other programs disturbed the stored limits: run `flatout bench limits --again`"
 
@@ -22,6 +24,7 @@ class Series(msgspec.Struct, kw_only=True):
     """Processes that did the same, in time order.
 
     device: `cpu` or `cuda:N`. changes: recipe fields; None is the plain loop. recipe: as text.
+    ladder: of the search that found it; empty if there was none.
     problem: why one of them failed.
     """
 
@@ -31,6 +34,7 @@ class Series(msgspec.Struct, kw_only=True):
     device: str
     changes: dict[str, Any] | None = None
     recipe: str
+    ladder: str = ""
     replies: list[WorkloadMeasured] = []
     problem: str | None = None
 
@@ -53,7 +57,7 @@ _QUANTITIES: tuple[tuple[str, str, Unit, bool], ...] = (
 )
 
 
-def rows_of(series: Series, limits: Limits | str) -> Iterator[BenchRow]:
+def rows_of(series: Series, limits: ProductLimits | str) -> Iterator[BenchRow]:
     """All rows of a series; those that could not be measured have their reason.
 
     Args:
@@ -82,6 +86,24 @@ def rows_of(series: Series, limits: Limits | str) -> Iterator[BenchRow]:
             conditions={**conditions, **more},
             unread=unread,
         )
+
+
+def spill_warnings(rows: Sequence[BenchRow], machine: Machine) -> Iterator[str]:
+    """Trainings that took more memory than any GPU here has.
+
+    Windows' driver, under WSL too, then moves a part to the host's memory instead of refusing it,
+    and steps become many times slower.
+    """
+    most = max((gpu.memory_bytes or 0 for gpu in machine.gpus), default=0)
+    for row in rows:
+        is_gpu = row.conditions.get("device", "").startswith("cuda")
+        if not (is_gpu and most and row.samples and row.id.endswith("/peak_memory")):
+            continue
+        if max(row.samples) > most:
+            yield (
+                f"{row.label} {bytes_text(max(row.samples))} of {bytes_text(most)}: the driver"
+                " moved the rest to the host's memory, which makes steps slow (memory spill)"
+            )
 
 
 def conditions_of(series: Series) -> dict[str, str]:
@@ -119,10 +141,13 @@ def _more(name: str, series: Series) -> dict[str, str]:
         "memory_bytes": str(max(reply.peak_bytes for reply in series.replies)),
         "samples_per_step": f"{mean:.6g}",
         "recipe": series.recipe,
+        **({"ladder": series.ladder} if series.ladder else {}),
     }
 
 
-def _samples(name: str, series: Series, limits: Limits | str) -> tuple[Sequence[float], str | None]:
+def _samples(
+    name: str, series: Series, limits: ProductLimits | str
+) -> tuple[Sequence[float], str | None]:
     """The samples of a quantity; or none, with the reason if there should be some."""
     replies = series.replies
     # The file says how many processes there were: of fewer, intervals would be too narrow.
@@ -171,7 +196,7 @@ def _positive(values: Sequence[float], if_zero: str) -> tuple[Sequence[float], s
 
 
 def _mfu(
-    reply: WorkloadMeasured, rates: Sequence[float], limits: Limits | str
+    reply: WorkloadMeasured, rates: Sequence[float], limits: ProductLimits | str
 ) -> tuple[Sequence[float], str | None]:
     """FLOPs of the network over what the device computes at most with this dtype.
 

@@ -1,22 +1,25 @@
-"""What a person asks of a run: how many times faster than the plain loop, and than the CPU."""
+"""The ratios of a run: flatout to the plain loop, a framework to another, the GPU to the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import msgspec
 
 from flatout.bench.limits import is_busy
-from flatout.bench.statistics import LEAST_DIFFERENCE, LEAST_SAMPLES, ratio_of_medians
+from flatout.bench.statistics import LEAST_DIFFERENCE, LEAST_SAMPLES, ratio_of_medians, spanning
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.bench_comparison import Verdict
+from flatout.schema.bench_comparison import ComparisonVerdict
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
+from flatout.schema.workloads import WORKLOADS
 
 SPEEDS = ("samples_per_s", "tokens_per_s")
 # First parts of ids: plain loop and flatout, or other frameworks, whose quantities differ.
 _KINDS = ("run", "frameworks")
 _NUM_PARTS = 5
+_LONGEST_COUNT = 7
 # Of one process each. Two that did the same next to other programs differed by x2.0 (2026-11-24).
 _LEAST_ALONE, _LEAST_ALONE_BUSY = 0.25, 3.0
 
@@ -45,6 +48,16 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         return next((rows[one] for one in SPEEDS if one in rows and rows[one].samples), None)
 
 
+class EpochTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the published network takes for its data at the measured speed, in seconds by way.
+
+    text: of the data, such as "an epoch of ImageNet".
+    """
+
+    text: str
+    seconds: dict[str, float]
+
+
 class GpuRatio(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as fast a GPU is as the CPU, both with flatout's recipe. text: for people."""
 
@@ -71,10 +84,10 @@ def summaries(file: BenchFile) -> list[RunSummary]:
 
 def speedup_of(summary: RunSummary, way: str, file: BenchFile) -> Interval | None:
     """How many times as fast as the plain loop a way is; None if one of them was not measured."""
-    return _ratio(summary.speed("plain"), summary.speed(way), file)
+    return speed_ratio(summary.speed("plain"), summary.speed(way), file)
 
 
-def verdict_of(ratio: Interval, file: BenchFile) -> Verdict:
+def verdict_of(ratio: Interval, file: BenchFile) -> ComparisonVerdict:
     """The verdict on one ratio by itself; of a single process each, only if it is large."""
     least = 1 + _least_difference(file)
     if ratio.low > least:
@@ -89,25 +102,46 @@ def _least_difference(file: BenchFile) -> float:
     return _LEAST_ALONE_BUSY if is_busy(file) else _LEAST_ALONE
 
 
+def epoch_times(summary: RunSummary) -> EpochTimes | None:
+    """None for a smaller network than the published one, and where people do not count epochs."""
+    workload = WORKLOADS.get(summary.workload)
+    if workload is None or workload.epochs is None:
+        return None
+    if summary.first.conditions.get("size") != workload.published.text:
+        return None
+    epochs = workload.epochs
+    speeds = {way: summary.speed(way) for way in summary.rows}
+    return EpochTimes(
+        text=epochs.text,
+        seconds={
+            way: epochs.amount / median(speed.samples)
+            for way, speed in speeds.items()
+            if speed is not None
+        },
+    )
+
+
 def gpu_ratios(file: BenchFile) -> Iterator[GpuRatio]:
     """The GPU over the CPU, for each workload that was measured on both."""
     tables: dict[str, dict[str, RunSummary]] = {}
     for one in summaries(file):
         tables.setdefault(one.workload, {})[one.device] = one
     cores = file.settings.get("cores", "unknown")
-    cpu_text = counted_text(int(cores), "core") if cores.isdecimal() else "an unknown CPU"
+    # A file from elsewhere may hold any text.
+    is_number = cores.isdecimal() and len(cores) < _LONGEST_COUNT
+    cpu_text = counted_text(int(cores), "core") if is_number else "an unknown CPU"
     for workload, by_device in tables.items():
         if not {"cpu", "cuda"} <= by_device.keys():
             continue
         cpu, gpu = (by_device[device].speed("flatout") for device in ("cpu", "cuda"))
-        ratio = _ratio(cpu, gpu, file)
+        ratio = speed_ratio(cpu, gpu, file)
         if ratio is not None and cpu is not None and gpu is not None:
             text = _verdict_text(verdict_of(ratio, file), ratio, cpu_text)
             text += _batches_text(cpu, gpu)
             yield GpuRatio(workload=workload, ratio=ratio, text=text)
 
 
-def _verdict_text(verdict: Verdict, ratio: Interval, cpu: str) -> str:
+def _verdict_text(verdict: ComparisonVerdict, ratio: Interval, cpu: str) -> str:
     if verdict == "slower":
         return f"use the CPU ({cpu}): it is {1 / ratio.middle:.3g} times as fast as the GPU"
     if verdict == "faster":
@@ -120,12 +154,30 @@ def _batches_text(cpu: BenchRow, gpu: BenchRow) -> str:
     return "" if sizes[0] == sizes[1] else f" (batches of {sizes[1]}; {sizes[0]} on the CPU)"
 
 
-def _ratio(first: BenchRow | None, second: BenchRow | None, file: BenchFile) -> Interval | None:
-    """How many times as fast the second one is."""
+def speed_ratio(
+    first: BenchRow | None, second: BenchRow | None, file: BenchFile
+) -> Interval | None:
+    """How many times as fast the second one is, with its interval; None if it is not known.
+
+    On a busy machine, the interval also covers the ratio of each turn: other programs may have
+    disturbed one way in most of its turns, which a bootstrap over few processes cannot see.
+    """
     if first is None or second is None:
         return None
     pair: tuple[Sequence[float], Sequence[float]] = (first.samples, second.samples)
     if min(map(len, pair)) < LEAST_SAMPLES or min(*first.samples, *second.samples) <= 0:
         return None
     processes = (file.num_processes, file.num_processes)
-    return ratio_of_medians(*pair, processes=processes).ratio
+    ratio = ratio_of_medians(*pair, processes=processes).ratio
+    if not is_busy(file):
+        return ratio
+    turns = [_of_turns(samples, file.num_processes) for samples in pair]
+    ratios = [after / before for before, after in zip(*turns, strict=False)]
+    return spanning(ratio, ratios)
+
+
+def _of_turns(samples: Sequence[float], num_processes: int) -> list[float]:
+    """The median of each process; single samples where there was one process, or it is unknown."""
+    size = len(samples) // num_processes if num_processes > 1 else 1
+    size = max(size, 1)
+    return [median(samples[start : start + size]) for start in range(0, len(samples), size)]

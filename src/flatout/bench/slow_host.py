@@ -15,7 +15,7 @@ from flatout.bench.limits import Doing, error_from
 from flatout.bench.run import chosen_workloads, device_names, devices_here
 from flatout.bench.slow_response import Response, paired_ratio, response
 from flatout.bench.slow_words import words_of
-from flatout.bench.statistics import median_interval
+from flatout.bench.statistics import median_interval, spanning
 from flatout.compat.torch_needed import require_torch
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.predict_protocol import ProcessFailed
@@ -31,7 +31,7 @@ from flatout.schema.slow_host import (
     SlowResponse,
     What,
 )
-from flatout.schema.tuning import Interval
+from flatout.schema.tuning import Interval, Load
 from flatout.schema.workloads import Workload, measured_size
 from flatout.system.clock import elapsed_s
 from flatout.system.duty_cycle import PERIOD_S, duty_cycle
@@ -123,22 +123,26 @@ def slow_host(command: SlowHostCommand) -> Iterator[Doing | SlowHostReport]:
         for what, done in _one_process(python, request, effort, blocks):
             where = f"process {number + 1} of {effort.num_processes}: {what}"
             yield Doing(what=where, done=(number + done) / effort.num_processes)
-    load = watch.load()
-    warnings = []
-    if load is not None and load.is_busy:
-        warnings.append(
-            f"other programs kept {load.text} busy: intervals say less than they seem to"
-        )
+    blocks.load = watch.load()
     name = blocks.ready.name or machine.cpu.name or ""
-    yield report_of(workload, request, blocks, name, warnings, effort)
+    yield report_of(workload, request, blocks, name, effort)
 
 
 class _Blocks:
-    """What all processes have measured, by setting, in the order of the rounds."""
+    """What all processes have measured, by setting, in the order of the rounds.
+
+    load: of other programs meanwhile; None if it is not known.
+    """
 
     def __init__(self) -> None:
+        self.load: Load | None = None
         self.timed: dict[_Setting, list[SlowBlockTimed]] = {}
         self._ready: SlowHostReady | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs disturbed it."""
+        return self.load is not None and self.load.is_busy
 
     @property
     def ready(self) -> SlowHostReady:
@@ -231,13 +235,13 @@ def report_of(
     request: SlowHostRequest,
     blocks: _Blocks,
     name: str,
-    warnings: Sequence[str],
     effort: _Effort,
 ) -> SlowHostReport:
     """The fits and what they mean."""
     ready = blocks.ready
     modes_s = _modes_s(blocks, request.device)
     steps_s = blocks.steps_s(_NONE)
+    step_s = median_interval(steps_s, effort.num_processes)
     report = SlowHostReport(
         flatout=flatout.__version__,
         workload=workload.name,
@@ -251,7 +255,7 @@ def report_of(
             "num_processes": str(effort.num_processes), "num_rounds": str(effort.num_rounds),
             "block_s": str(effort.block_s), "batch_size": str(request.size.batch_size),
         },
-        step_s=median_interval(steps_s, effort.num_processes),
+        step_s=spanning(step_s, steps_s) if blocks.is_busy else step_s,
         mode_s=max(median(modes_s), 0.0),
         operators=_response(
             "operators", _answer("operators", blocks, request.device, modes_s), ready.num_launches
@@ -260,13 +264,16 @@ def report_of(
             "loader", _answer("loader", blocks, request.device, [0.0] * len(modes_s)), 1
         ),
         quotas=tuple(
-            QuotaResponse(share=one.amount, ratio=paired_ratio(blocks.steps_s(one), steps_s))
+            QuotaResponse(
+                share=one.amount,
+                ratio=paired_ratio(blocks.steps_s(one), steps_s, is_busy=blocks.is_busy),
+            )
             for one in blocks.timed
             if one.what == "host"
         ),
         levels=tuple(_level(one, blocks, request.device) for one in blocks.timed),
         words=(),
-        warnings=tuple(warnings),
+        warnings=tuple(_warnings(blocks)),
     )  # fmt: skip
     return msgspec.structs.replace(report, words=tuple(words_of(report)))
 
@@ -283,7 +290,13 @@ def _modes_s(blocks: _Blocks, device: str) -> list[float]:
 
 def _answer(what: What, blocks: _Blocks, device: str, own_s: Sequence[float]) -> Response:
     levels = {one.amount: blocks.delayed_s(one, device) for one in blocks.timed if one.what == what}
-    return response(blocks.delayed_s(_NONE, device), levels, own_s)
+    rest_s = blocks.delayed_s(_NONE, device)
+    return response(rest_s, levels, own_s, is_busy=blocks.is_busy)
+
+
+def _warnings(blocks: _Blocks) -> Iterator[str]:
+    if blocks.load is not None and blocks.is_busy:
+        yield f"other programs kept {blocks.load.text} busy: the intervals are wider for that"
 
 
 def _level(setting: _Setting, blocks: _Blocks, device: str) -> Level:

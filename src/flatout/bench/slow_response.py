@@ -67,56 +67,74 @@ def hinge(delays_s: Sequence[float], steps_s: Sequence[float]) -> Hinge:
 
 
 def response(
-    rest_s: Sequence[float], levels: Mapping[float, Sequence[float]], own_s: Sequence[float]
+    rest_s: Sequence[float],
+    levels: Mapping[float, Sequence[float]],
+    own_s: Sequence[float],
+    *,
+    is_busy: bool = False,
 ) -> Response:
-    """What a number of rounds say, with 95 % bootstrap intervals.
+    """The fit to a number of rounds, with 95 % bootstrap intervals.
 
     Args:
         rest_s: step times without anything, one of each round.
         levels: step times by delay, of the same rounds.
         own_s: what adding a delay takes by itself, in each round: it is a delay, too.
+        is_busy: other programs ran; then the intervals span all resamples.
     """
     amounts = sorted(levels)
     num_rounds = min(len(rest_s), *(len(samples) for samples in levels.values()))
 
-    def fit(rounds: Sequence[int]) -> Hinge:
+    def points(rounds: Sequence[int]) -> tuple[list[float], list[float]]:
         own = max(median([own_s[place] for place in rounds]), 0.0)
         steps_s = [median([levels[amount][place] for place in rounds]) for amount in amounts]
         without_s = median([rest_s[place] for place in rounds])
-        return hinge([0.0, *(own + amount for amount in amounts)], [without_s, *steps_s])
+        return [0.0, *(own + amount for amount in amounts)], [without_s, *steps_s]
 
-    middle = fit(range(num_rounds))
     generator = random.Random(0)
-    fits = [
-        fit([generator.randrange(num_rounds) for _ in range(num_rounds)])
+    measured = points(range(num_rounds))
+    resampled = [
+        points([generator.randrange(num_rounds) for _ in range(num_rounds)])
         for _ in range(_NUM_RESAMPLES)
     ]
+    middle, fits = hinge(*measured), [hinge(*one) for one in resampled]
+    hidden = _interval(middle.hidden_s, [one.hidden_s for one in fits], is_busy)
+    if hidden.low <= 0:
+        # Nothing is certain to be hidden: a hinge by chance must not make 2 us cost nothing.
+        middle, fits = _line(*measured, 0.0), [_line(*one, 0.0) for one in resampled]
+        hidden = Interval(middle=0.0, low=0.0, high=hidden.high)
     longest = amounts[-1] + max(median(own_s), 0.0)
     is_felt = middle.at(longest) > (1 + _LEAST_ANSWER) * middle.rest_s
-    hidden = _interval(middle.hidden_s, [one.hidden_s for one in fits])
     if not is_felt:
         hidden = Interval(middle=longest, low=min(hidden.low, longest), high=longest)
     return Response(
         hidden_s=hidden,
-        slope=_interval(middle.slope, [one.slope for one in fits]) if is_felt else None,
+        slope=_interval(middle.slope, [one.slope for one in fits], is_busy) if is_felt else None,
         cost=_interval(
             middle.at(SLOWER_LAUNCH_S) / middle.rest_s - 1,
             [one.at(SLOWER_LAUNCH_S) / one.rest_s - 1 for one in fits],
+            is_busy,
         ),
     )
 
 
-def paired_ratio(samples: Sequence[float], base: Sequence[float]) -> Interval:
-    """The median ratio of blocks of the same rounds, with a 95 % bootstrap interval."""
+def paired_ratio(
+    samples: Sequence[float], base: Sequence[float], *, is_busy: bool = False
+) -> Interval:
+    """The median ratio of blocks of the same rounds, with a 95 % bootstrap interval.
+
+    is_busy: other programs ran; then the interval spans the ratios of all rounds.
+    """
     ratios = [after / before for after, before in zip(samples, base, strict=False)]
+    if is_busy:
+        return _interval(median(ratios), ratios, is_busy)
     generator = random.Random(0)
     medians = [median(generator.choices(ratios, k=len(ratios))) for _ in range(_NUM_RESAMPLES)]
-    return _interval(median(ratios), medians)
+    return _interval(median(ratios), medians, is_busy)
 
 
-def _interval(middle: float, values: Sequence[float]) -> Interval:
+def _interval(middle: float, values: Sequence[float], is_busy: bool) -> Interval:
     ordered = sorted(values)
-    cut = int(0.025 * len(ordered))
+    cut = 0 if is_busy else int(0.025 * len(ordered))
     return Interval(
         middle=middle, low=min(ordered[cut], middle), high=max(ordered[-1 - cut], middle)
     )

@@ -91,6 +91,13 @@ def median_interval(samples: Sequence[float], num_processes: int = 0) -> Interva
     return log_interval(middle, (middle - low) * factor, (high - middle) * factor)
 
 
+def spanning(interval: Interval, values: Sequence[float]) -> Interval:
+    """The interval, widened to all values: what it is where other programs disturbed them."""
+    return Interval(
+        middle=interval.middle, low=min(interval.low, *values), high=max(interval.high, *values)
+    )
+
+
 def drift(samples: Sequence[float]) -> float | None:
     """By what share the last third differs from the first; None if there is no trend.
 

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator
 
-from flatout.schema.bench_comparison import BenchComparison, Change, ComparedRow, ComparedValue
+from flatout.schema.bench_comparison import BenchComparison, ComparedRow, ComparedValue, RowChange
 from flatout.schema.tuning import Interval
 from flatout.schema.units import count_text, percent_text, quantity_text
 
@@ -99,7 +99,7 @@ def csv_text(comparison: BenchComparison) -> str:
 def _csv_values(value: ComparedValue) -> Iterator[object]:
     yield from _interval_cells(value.median)
     yield from (value.num_samples, len(value.outliers), value.drift, value.of_vendor)
-    change: Change | None = value.change
+    change: RowChange | None = value.change
     yield from _interval_cells(change.ratio if change else None)
     yield from (change.p_value, change.verdict, change.why) if change else (None, None, None)
     yield value.unread

@@ -11,8 +11,8 @@ from flatout.engine.tuner.api import tune
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.errors import FlatoutError
 from flatout.schema.run_protocol import RecipeChosen, RecipeRequest
-from flatout.schema.tuning import Decision
-from flatout.schema.units import seconds_text
+from flatout.schema.tuning import Decision, Rung
+from flatout.schema.units import rate_text, seconds_text
 from flatout.system.store import recipe_cache
 from flatout.tune.cache import SEARCH_VERSION, cache_key
 from flatout.tune.candidates import base_candidate
@@ -74,7 +74,15 @@ def _chosen(builder: CandidateBuilder, decision: Decision, origin: str) -> Recip
     return RecipeChosen(
         changes=dict(decision.changes),
         text=f"{_fields_text(builder, decision.changes)} ({origin})",
+        ladder="; ".join(map(_rung_text, decision.rungs)),
     )
+
+
+def _rung_text(rung: Rung) -> str:
+    if rung.gain is None:
+        return f"{rung.name} {rate_text(rung.samples_per_s)}"
+    gain = rung.gain
+    return f"+ {rung.name} x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
 
 
 def _defaults(builder: CandidateBuilder, text: str) -> RecipeChosen:

@@ -15,7 +15,7 @@ from flatout.engine.bench.limits_worker import failed
 from flatout.engine.bench.meta_counts import counted_flops, counted_launches
 from flatout.engine.bench.run_recipe import chosen_recipe
 from flatout.engine.bench.waiting import wait_for
-from flatout.engine.bench.workloads import Subject, part_of, subject_of
+from flatout.engine.bench.workloads import WorkloadExperiment, part_of, workload_experiment
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.select_feed import built_data
 from flatout.engine.runtime.device import chosen_device, use_device
@@ -66,16 +66,16 @@ def main() -> int:
 def reply_to(request: RecipeRequest | WorkloadRequest) -> Reply:
     """Chooses a recipe, or measures."""
     use_device(chosen_device(request.device))
-    subject = subject_of(request.size)
+    workload = workload_experiment(request.size)
     if isinstance(request, RecipeRequest):
-        return chosen_recipe(subject.experiment, request)
-    return measured(subject, request)
+        return chosen_recipe(workload.experiment, request)
+    return measured(workload, request)
 
 
-def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
+def measured(workload: WorkloadExperiment, request: WorkloadRequest) -> WorkloadMeasured:
     """Makes the updates of time_to_steps, looks at what was learned, then measures blocks."""
     task = TuningTask(
-        experiment=subject.experiment, device_name=request.device, fixed=request.fixed
+        experiment=workload.experiment, device_name=request.device, fixed=request.fixed
     )
     builder = CandidateBuilder(task)
     timer = StepTimer(builder.device)
@@ -83,7 +83,7 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
     model = _model_of(loop)
     samples_per_step, step_s = _first_steps(loop, request.size.num_steps)
     time_to_steps_s = now_s() - request.started_at
-    loss, accuracy = evaluated(subject.experiment, model, builder.device)
+    loss, accuracy = evaluated(workload.experiment, model, builder.device)
     num_updates = _updates_per_block(loop, recipe, step_s, request.block_s)
     before, energy = timer.split_s(), StepEnergy(builder.device)
     blocks = [loop.timed(num_updates) for _ in range(request.num_blocks)]
@@ -93,9 +93,9 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
     energy_j, no_energy = energy.used()
     after, peak_bytes = timer.split_s(), peak_memory_bytes(builder.device)
     spent = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
-    flops, not_counted = counted_flops(subject.experiment, builder.train_data)
+    flops, not_counted = counted_flops(workload.experiment, builder.train_data)
     steady_s = median([block.took_s / num_updates for block in blocks])
-    num_launches = counted_launches(subject.experiment, builder.train_data, recipe)
+    num_launches = counted_launches(workload.experiment, builder.train_data, recipe)
     host_share, no_host_share = _host_share(loop, recipe, steady_s, num_launches)
     name, uuid = _gpu(builder.device)
     loop.runner.close()
@@ -104,12 +104,12 @@ def measured(subject: Subject, request: WorkloadRequest) -> WorkloadMeasured:
         num_threads=recipe.num_threads.value,
         name=name,
         uuid=uuid,
-        data=subject.data,
+        data=workload.data,
         dtype=recipe.precision.value,
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         samples_per_step=samples_per_step,
         mean_samples=tuple(block.num_samples / num_updates for block in blocks),
-        tokens_per_sample=_tokens_per_sample(subject.experiment, builder.train_data),
+        tokens_per_sample=_tokens_per_sample(workload.experiment, builder.train_data),
         flops_per_step=flops,
         not_counted=not_counted,
         step_s=tuple(block.took_s / num_updates for block in blocks),

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.engine.bench.limits_worker import failed
 from flatout.engine.bench.waiting import wait_for
-from flatout.engine.bench.workloads import subject_of
+from flatout.engine.bench.workloads import workload_experiment
 from flatout.engine.runtime.device import chosen_device, use_device
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.step_timer import StepTimer
@@ -91,13 +91,13 @@ class SlowLoop:
 
     def __init__(self, request: SlowHostRequest) -> None:
         use_device(chosen_device(request.device))
-        subject = subject_of(request.size)
+        workload = workload_experiment(request.size)
         task = TuningTask(
-            experiment=subject.experiment, device_name=request.device, fixed=request.fixed
+            experiment=workload.experiment, device_name=request.device, fixed=request.fixed
         )
         builder = CandidateBuilder(task)
         self.device = builder.device
-        self.data = subject.data
+        self.data = workload.data
         # On a CPU, the time of this thread is measured, so delays are of the same kind.
         clock = thread_s if self.device.type == "cpu" else elapsed_s
         self._loader = SlowLoader(self.device, clock)

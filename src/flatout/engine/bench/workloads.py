@@ -1,7 +1,7 @@
 """What `flatout bench run` trains: built-in experiments, and networks that only exist here.
 
-Data that is not on this machine is replaced by random data of the same form, and `Subject.data`
-says so.
+Data that is not on this machine is replaced by random data of the same form, and
+`WorkloadExperiment.data` says so.
 """
 
 from __future__ import annotations
@@ -31,66 +31,66 @@ _CHARACTERS = 65
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class WorkloadExperiment:
     """A workload as an experiment. data: what it trains on, for people."""
 
     experiment: Experiment
     data: str
 
 
-def subject_of(size: MeasuredSize) -> Subject:
+def workload_experiment(size: MeasuredSize) -> WorkloadExperiment:
     """The experiment of a workload in a size."""
-    return _SUBJECTS[size.workload](size.parameters, size.batch_size)
+    return _EXPERIMENTS[size.workload](size.parameters, size.batch_size)
 
 
-def _mlp(parameters: dict[str, Value], batch_size: int) -> Subject:
-    return Subject(_built_in("mlp", parameters, batch_size), "made-up numbers")
+def _mlp(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
+    return WorkloadExperiment(_built_in("mlp", parameters, batch_size), "made-up numbers")
 
 
-def _mnist_large(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _mnist_large(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     large = _built_in("mnist-large", parameters, batch_size)
     if datasets.find("mnist") is not None:
-        return Subject(large, "MNIST, 60,000 + 10,000 images, in memory")
+        return WorkloadExperiment(large, "MNIST, 60,000 + 10,000 images, in memory")
     made = dataclasses.replace(
         large,
         train_data=lambda: random_images(_NUM_IMAGES, 1),
         validation_data=lambda: random_images(_NUM_IMAGES // 6, 2),
     )
-    return Subject(made, f"{_RANDOM}: MNIST is not on this machine")
+    return WorkloadExperiment(made, f"{_RANDOM}: MNIST is not on this machine")
 
 
-def _mnist_wsl2(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _mnist_wsl2(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     """mnist-large, with `Dropout2d` as in the benchmark of 2020 (see docs/bench.md)."""
-    subject = _mnist_large({"size": "tiny"}, batch_size)
+    workload = _mnist_large({"size": "tiny"}, batch_size)
     channels = int(parameters["channels"] or 0)
     experiment = dataclasses.replace(
-        subject.experiment,
+        workload.experiment,
         model=lambda: wsl2_benchmark_network(channels),
         loss=_log_softmax_loss,
         metrics=_log_softmax_metrics,
     )
-    return Subject(experiment, subject.data)
+    return WorkloadExperiment(experiment, workload.data)
 
 
-def _resnet50(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _resnet50(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     samples = {**parameters, "samples": _NUM_BATCHES * batch_size}
-    return Subject(_built_in("resnet50", samples, batch_size), "made-up pictures")
+    return WorkloadExperiment(_built_in("resnet50", samples, batch_size), "made-up pictures")
 
 
-def _charlm(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _charlm(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     experiment = _built_in("charlm", parameters, batch_size)
     if datasets.find("tinyshakespeare") is not None:
-        return Subject(experiment, "tiny Shakespeare")
+        return WorkloadExperiment(experiment, "tiny Shakespeare")
     length = 257 if parameters["size"] == "full" else 65
     made = dataclasses.replace(
         experiment,
         train_data=lambda: _random_tokens(4_096, length, _CHARACTERS, 1).to(torch.uint8),
         validation_data=lambda: _random_tokens(512, length, _CHARACTERS, 2).to(torch.uint8),
     )
-    return Subject(made, f"{_RANDOM}: tiny Shakespeare is not on this machine")
+    return WorkloadExperiment(made, f"{_RANDOM}: tiny Shakespeare is not on this machine")
 
 
-def _bert_large(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _bert_large(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     depth, length = int(parameters["depth"] or 0), int(parameters["length"] or 0)
     shape = TransformerShape(
         depth=depth,
@@ -112,10 +112,10 @@ def _bert_large(parameters: dict[str, Value], batch_size: int) -> Subject:
         clip_norm=1.0,
         unit="sequences",
     )
-    return Subject(experiment, "random words, full sequences, 15 % masked")
+    return WorkloadExperiment(experiment, "random words, full sequences, 15 % masked")
 
 
-def _gpt3_small(parameters: dict[str, Value], batch_size: int) -> Subject:
+def _gpt3_small(parameters: dict[str, Value], batch_size: int) -> WorkloadExperiment:
     depth, length = int(parameters["depth"] or 0), int(parameters["length"] or 0)
     # The vocabulary of 50,257 in multiples of 64, as is usual.
     shape = TransformerShape(
@@ -140,10 +140,10 @@ def _gpt3_small(parameters: dict[str, Value], batch_size: int) -> Subject:
         clip_norm=1.0,
         unit="sequences",
     )
-    return Subject(experiment, "random tokens, full sequences")
+    return WorkloadExperiment(experiment, "random tokens, full sequences")
 
 
-_SUBJECTS: dict[str, Callable[[dict[str, Value], int], Subject]] = {
+_EXPERIMENTS: dict[str, Callable[[dict[str, Value], int], WorkloadExperiment]] = {
     "mlp": _mlp,
     "mnist-large": _mnist_large,
     "mnist-wsl2": _mnist_wsl2,
