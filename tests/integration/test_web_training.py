@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,20 @@ def test_training_is_started_stopped_and_resumed(client: Any) -> None:
     wait_for(client, "digits-0001", "running", step=step + 1)
     assert post(client, "/runs/digits-0001").status_code == 303
     assert wait_for(client, "digits-0001", "stopped")["run"]["step"] > step
+
+
+def test_form_that_is_sent_twice_starts_one_training(client: Any) -> None:
+    plan = client.get("/train?experiment=digits&device=cpu&s.epochs=1&plan=1").text
+    (key,) = re.findall(r'name="key" value="([^"]+)"', plan)
+    form = {"experiment": "digits", "device": "cpu", "s.epochs": "1", "key": key}
+    # Without JavaScript, a browser sends it again at the second click.
+    with ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(post, client, "/train", **form) for _ in range(2)]
+    for answer in answers:
+        assert answer.result().status_code == 303, answer.result().text
+        assert answer.result().headers["location"] == "/runs/digits-0001"
+    assert client.get("/runs.json").json()["num_runs"] == 1
+    wait_for(client, "digits-0001", "finished")
 
 
 def test_experiment_that_fails_says_why_and_leaves_no_run(client: Any, here: Path) -> None:

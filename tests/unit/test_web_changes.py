@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import queue
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from flatout.runs.supervisor import Supervisor
 from flatout.schema.finding import Finding
 from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.run_tail import RunTail
-from flatout.web.run_changes import _follow
+from flatout.web.run_changes import OnceByKey, _follow
 
+KEY = re.compile(r'name="key" value="([^"]+)"')
 OWN = {"origin": "http://127.0.0.1:8420"}
 MINE = '''
 from typing import Literal
@@ -207,6 +211,49 @@ def test_run_that_is_not_running_is_not_stopped() -> None:
     folder = whole_run()
     assert post("/runs/digits-0001").status_code == 400 and not folder.stop.exists()
     assert post("/runs/digits-0009").status_code == 404
+
+
+def test_plan_has_another_key_each_time() -> None:
+    keys = [KEY.findall(web_client().get("/train?experiment=digits&plan=1").text) for _ in range(2)]
+    assert len(keys[0]) == len(keys[1]) == 1 and keys[0] != keys[1]
+
+
+def test_form_that_is_sent_again_while_it_is_carried_out() -> None:
+    once: OnceByKey[str] = OnceByKey()
+    num_done, may_end = 0, threading.Event()
+
+    def start() -> str:
+        nonlocal num_done
+        num_done += 1
+        may_end.wait(120)
+        return f"digits-000{num_done}"
+
+    with ThreadPoolExecutor(3) as threads:
+        found = [threads.submit(once.result, "key", start) for _ in range(3)]
+        other = once.result("another key", lambda: "other")
+        may_end.set()
+    assert [one.result() for one in found] == 3 * ["digits-0001"] and other == "other"
+    assert once.result("key", start) == "digits-0001" and num_done == 1
+
+
+def test_form_that_failed_can_be_sent_again() -> None:
+    once: OnceByKey[str] = OnceByKey()
+
+    def fail() -> str:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        once.result("key", fail)
+    assert once.result("key", lambda: "digits-0001") == "digits-0001"
+    assert once.result("key", fail) == "digits-0001"
+    assert [once.result("", name.upper) for name in "ab"] == ["A", "B"]
+
+
+def test_keys_that_are_kept_are_limited() -> None:
+    once: OnceByKey[int] = OnceByKey()
+    for number in range(2500):
+        once.result(str(number), lambda: 0)
+    assert len(once._done) == 1000
 
 
 def test_nothing_is_started_or_stopped_when_read_only() -> None:

@@ -32,13 +32,13 @@ def test_server_answers_until_ctrl_c(cli: Any) -> None:
         assert ready["needs_token"] is True
         headers = {"Authorization": f"Bearer {token}"}
         request = urllib.request.Request(f"{base}runs.json", headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             assert json.load(answer)["num_runs"] == 0
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{base}runs.json", timeout=30)
+            urllib.request.urlopen(f"{base}runs.json", timeout=120)
         assert refused.value.code == 401
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from starlette.testclient import TestClient
+from support.busy_machine import wait_until
 from support.web_runs import FORM_TOKEN, web_client
 
 from flatout.errors import FlatoutError, UsageError
+from flatout.schema.change_journal import UndoBegun
 from flatout.schema.finding import Finding, Fix
-from flatout.schema.plan import Move, Plan, PlanStep, Safety, Write
+from flatout.schema.plan import Move, Plan, PlanStep, RunProgram, Safety, Write
+from flatout.system import hardlink_copy
+from flatout.system.changes import api as changes_api
 from flatout.web import doctor_page
 from flatout.web.machine_change import ChangeProgress, MachineChanges
 
@@ -52,15 +56,8 @@ def writing(file: Path, safety: Safety = "safe") -> PlanStep:
 def visit(*findings: Finding, **rules: Any) -> TestClient:
     """A browser, when the machine has been examined."""
     client = web_client(findings=findings, **rules)
-    wait_for(lambda: seen(client)["is_examined"])
+    wait_until(lambda: seen(client)["is_examined"])
     return client
-
-
-def wait_for(is_so: Any) -> None:
-    until = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def seen(client: TestClient) -> Any:
@@ -80,7 +77,7 @@ def post(client: TestClient, path: str, **fields: str) -> Any:
 
 def changed(client: TestClient) -> Any:
     """How the change has gone, when it has ended."""
-    wait_for(lambda: not seen(client)["change"]["is_running"])
+    wait_until(lambda: not seen(client)["change"]["is_running"])
     return seen(client)["change"]
 
 
@@ -109,7 +106,7 @@ def test_machine_is_examined_again_after_a_change(state: Path) -> None:
     client = visit(finding_with(writing(state / "setting")))
     before = seen(client)["examined_at"]
     post(client, "/doctor/plan", plan=plan_of(client))
-    wait_for(lambda: seen(client)["examined_at"] != before)
+    wait_until(lambda: seen(client)["examined_at"] != before)
 
 
 @pytest.mark.parametrize("plan", ["", "x", "0123456789abcdef", "../../etc"])
@@ -173,6 +170,37 @@ def test_undo_does_not_overwrite_later_changes(state: Path) -> None:
     assert file.read_text() == "mine\n"
 
 
+def test_folder_is_compared_when_its_undo_begins(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = state / "made", "import sys, os; os.mkdir(sys.argv[1])"
+    action = RunProgram(argv=(sys.executable, "-c", made, str(folder)), makes=str(folder))
+    step = PlanStep(text="make a folder", action=action, changes="a folder", safety="safe")
+    client = visit(finding_with(step))
+    post(client, "/doctor/plan", plan=plan_of(client))
+    assert changed(client)["problem"] is None and folder.is_dir()
+    change = seen(client)["changes"]["value"][0]["id"]
+    (folder / "mine").write_text("mine")
+    num_compared = 0
+    digest = hardlink_copy.tree_digest
+
+    def counted(root: Path) -> str:
+        nonlocal num_compared
+        num_compared += 1
+        return digest(root)
+
+    monkeypatch.setattr(hardlink_copy, "tree_digest", counted)
+    shown = client.get(f"/doctor/undo?change={change}").text
+    assert num_compared == 0 and "Folders are first compared" in shown
+    post(client, "/doctor/undo", change=change)
+    assert changed(client)["problem"]["rule"] == "changed-since" and num_compared == 1
+    assert (folder / "mine").exists()
+    # An undo that was interrupted has changed it itself.
+    applied = changes_api.change_to_undo(change)
+    again = msgspec.structs.replace(applied, lines=(*applied.lines, UndoBegun(at=0.0)))
+    assert changes_api.compares_folders(applied) and not changes_api.compares_folders(again)
+
+
 @pytest.mark.parametrize("change", ["", "0001", "../../etc"])
 def test_undo_of_what_was_never_changed(change: str) -> None:
     client = visit()
@@ -184,7 +212,7 @@ def test_changes_are_made_one_after_the_other() -> None:
     changes, may_end = MachineChanges(), threading.Event()
 
     def work() -> list[str]:
-        may_end.wait(30)
+        may_end.wait(120)
         return ["restored"]
 
     changes.begin(ChangeProgress(goal="first"), work, lambda: None)
@@ -192,7 +220,7 @@ def test_changes_are_made_one_after_the_other() -> None:
         changes.begin(ChangeProgress(goal="second"), work, lambda: None)
     assert raised.value.rule == "changes-under-way"
     may_end.set()
-    wait_for(lambda: not getattr(changes.latest(), "is_running", True))
+    wait_until(lambda: not getattr(changes.latest(), "is_running", True))
     latest = changes.latest()
     assert latest is not None and (latest.goal, latest.outcomes) == ("first", ("restored",))
 
@@ -210,7 +238,7 @@ def test_change_that_ends_early(error: FlatoutError | KeyError, rule: str) -> No
 
     changes = MachineChanges()
     changes.begin(ChangeProgress(goal="first"), work, lambda: None)
-    wait_for(lambda: not getattr(changes.latest(), "is_running", True))
+    wait_until(lambda: not getattr(changes.latest(), "is_running", True))
     latest = changes.latest()
     assert latest is not None and latest.problem is not None and latest.problem.rule == rule
 
@@ -230,6 +258,31 @@ def test_explanation_as_json_when_read_only() -> None:
 def test_text_without_a_cause(text: str) -> None:
     answer = post(visit(), "/explain", text=text)
     assert answer.status_code == 200 and "No known cause" in answer.text
+
+
+@pytest.mark.parametrize("text", ["日" * 900_000, "🔥" * 450_000, "a\r\n" * 450_000])
+def test_text_as_long_as_the_box_takes_is_explained(text: str) -> None:
+    client = visit()
+    assert 'maxlength="900000"' in client.get("/explain").text
+    files = {"text": (None, text), "form_token": (None, FORM_TOKEN)}
+    # As the page sends it: not as an address is written.
+    answer = client.post("/explain", files=files, headers=OWN)
+    assert answer.status_code == 200 and "No known cause" in answer.text
+
+
+@pytest.mark.parametrize("text", ["日" * 900_001, "x" * 900_001])
+@pytest.mark.parametrize("path", ["/explain", "/explain.json"])
+def test_text_that_is_too_long_gets_an_error_with_a_fix(path: str, text: str) -> None:
+    files = {"text": (None, text), "form_token": (None, FORM_TOKEN)}
+    answer = visit().post(path, files=files, headers=OWN)
+    assert answer.status_code == 400 and "web-form-too-large" in answer.text
+    assert "900,001 characters" in answer.text and "flatout explain FILE" in answer.text
+
+
+def test_form_that_is_too_large_gets_an_error_with_a_fix() -> None:
+    answer = post(visit(), "/explain", text="x" * (16 << 20))
+    assert answer.status_code == 413 and "web-form-too-large" in answer.text
+    assert "16.0 MiB" in answer.text
 
 
 def test_path_that_is_pasted_is_not_opened(state: Path) -> None:

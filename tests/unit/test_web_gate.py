@@ -125,6 +125,13 @@ def test_every_change_needs_the_token_of_its_form() -> None:
             assert answer.status_code == 403 and "web-form-expired" in answer.text
 
 
+def test_form_without_a_length_gets_an_error_with_a_fix() -> None:
+    headers = {**OWN, "content-type": "application/x-www-form-urlencoded"}
+    answer = web_client().post("/language", content=iter([b"form_token=x"]), headers=headers)
+    assert answer.status_code == 411 and "web-form-without-length" in answer.text
+    assert "Content-Length" in answer.text and "too large" not in answer.text
+
+
 def test_language_can_be_changed_when_read_only() -> None:
     answer = web_client(is_read_only=True).post("/language", data=LANGUAGE, headers=OWN)
     assert answer.status_code == 303

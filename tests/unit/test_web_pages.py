@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.web_runs import (
     CREATED_AT,
+    FINDING,
     finished,
     new_run,
     progress,
@@ -123,12 +125,18 @@ def test_page_has_a_document(path: str) -> None:
     assert document(f"{where}.json{question}{query}")
 
 
+def examined(client: TestClient, path: str, headers: dict[str, str] | None = None) -> str:
+    """A page, once the machine has been examined."""
+    until = time.monotonic() + 120
+    while "torch cannot use the GPU." not in (text := client.get(path, headers=headers).text):
+        assert time.monotonic() < until
+    return text
+
+
 def test_home_shows_machine_health_and_last_results() -> None:
     whole_run()
     client = web_client()
-    text = client.get("/home").text
-    while "torch cannot use the GPU." not in text:
-        text = client.get("/home").text
+    text = examined(client, "/home")
     assert "A CPU" in text and "4.0 GiB of 16.0 GiB used" in text and "1 warning" in text
     assert "digits-0001" in text and "90.0 %" in text
     counts = json.loads(client.get("/home.json").text)["counts"]
@@ -144,6 +152,26 @@ def test_home_when_the_machine_cannot_be_examined() -> None:
         pass
     problem = watch.latest().problem
     assert problem is not None and problem.rule == "internal-error"
+
+
+@pytest.mark.parametrize(
+    ("language", "note"),
+    [
+        ("en", ""), ("es", "Los errores y los hallazgos están en inglés."),
+        ("zh", "错误和诊断结果为英文。"),
+    ],
+)  # fmt: skip
+def test_findings_are_marked_as_english(language: str, note: str) -> None:
+    other = msgspec.structs.replace(FINDING, problem="Another problem.", severity="error")
+    client = web_client(findings=(FINDING, other))
+    text = examined(client, "/doctor", {"accept-language": language})
+    for said in ("torch cannot use the GPU.", "Another problem.", "it is the CPU build",
+                 "flatout setup"):  # fmt: skip
+        assert f'<span lang="en">{said}</span>' in text
+    assert "in English" not in text
+    # Once on a page, and before the first of them.
+    if note:
+        assert text.count(note) == 1 and text.index(note) < text.index('class="finding')
 
 
 def test_runs_are_filtered_and_sorted() -> None:
@@ -385,7 +413,7 @@ def test_stream_says_that_there_are_new_lines_and_ends() -> None:
 def test_cache_forgets_runs_that_were_removed() -> None:
     folders = [whole_run(f"digits-{number:04d}") for number in (1, 2, 3)]
     cache = RunCache()
-    assert len(cache.rows(cache.paths())) == 3
+    assert len(cache.rows(cache.paths()).rows) == 3
     shutil.rmtree(folders[0].path)
     assert not cache.has("digits-0001") and cache.has("digits-0002")
     assert len(cache._entries) == 2

@@ -49,7 +49,8 @@ def test_profile_shows_advice_split_lines_and_memory(language: str) -> None:
     ))  # fmt: skip
     text = page(headers={"accept-language": language})
     for shown in ("the optimizer is not fused.", "x1.10 [1.05, 1.15]", "train.py:1", "aten::addmm",
-                  "80.0 %", "weights", "4.0 MiB", "micro_batch_size=64"):  # fmt: skip
+                  "80.0 %", "weights", "4.0 MiB", "micro_batch_size=64",
+                  "<code>flatout explain unfused-optimizer</code>"):  # fmt: skip
         assert shown in text, shown
     known = json.loads(web_client().get("/profiles.json").text)["report"]["value"]
     assert known["step_s"] == pytest.approx(0.01)

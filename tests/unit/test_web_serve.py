@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +19,7 @@ from support.web_runs import FORM_TOKEN, web_client
 
 from flatout.schema.serve_control import ControlFile
 from flatout.schema.serve_model import ServedModel, TensorSpec
+from flatout.serve import server_status
 from flatout.serve.open_inference import model_metadata
 from flatout.serve.openapi_document import openapi_document
 from flatout.serve.server_status import figures_in, quantile
@@ -141,9 +145,98 @@ def test_serve_when_a_server_needs_a_token(port: int, monkeypatch: pytest.Monkey
     assert "<canvas" in web_client().get("/serve").text
 
 
+def rule_shown() -> str:
+    (server,) = json.loads(web_client().get("/serve.json").text)["servers"]
+    return str(server["problem"]["rule"])
+
+
+@pytest.mark.parametrize("content", [b"{not metrics", b"flatout_serve_replicas 2.0\n"])
+def test_serve_when_another_program_answers(
+    port: int, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(FlatoutServer, "do_GET", lambda self: self._send(200, content))
+    assert rule_shown() == "server-not-understood"
+
+
 def test_serve_when_a_server_does_not_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FlatoutServer, "do_GET", lambda self: self._send(200, b"{not metrics"))
-    assert "did not answer" in web_client().get("/serve").text
+    monkeypatch.setattr(FlatoutServer, "do_GET", lambda self: None)
+    assert rule_shown() == "server-gone"
+
+
+def test_serve_when_what_answers_is_not_http() -> None:
+    def greet(listener: socket.socket) -> None:
+        # Until it is closed.
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = listener.accept()
+                # The first one only looks whether anything listens.
+                with link, contextlib.suppress(OSError):
+                    link.recv(4096)
+                    link.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = listener.getsockname()[1]
+        threading.Thread(target=greet, args=(listener,), daemon=True).start()
+        serve_files.write_control(
+            ControlFile(name="gone", port=number, control_port=number, secret="s" * 40)
+        )
+        assert rule_shown() == "server-not-understood"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, [], {"application/json": None}, {"application/json": []},
+     {"application/json": {"example": "a text"}}],
+)  # fmt: skip
+def test_serve_when_the_document_is_of_another_program(
+    port: int, monkeypatch: pytest.MonkeyPatch, content: Any
+) -> None:
+    document = openapi_document(MODEL, "0", has_token=False)
+    document["paths"]["/predict"]["post"]["requestBody"]["content"] = content
+
+    own_answer = FlatoutServer.do_GET
+
+    def answer(self: FlatoutServer) -> None:
+        if self.path == "/openapi.json":
+            self._send(200, document)
+        else:
+            own_answer(self)
+
+    monkeypatch.setattr(FlatoutServer, "do_GET", answer)
+    assert rule_shown() == "server-not-understood"
+
+
+def test_bug_is_not_shown_as_a_server_that_is_gone(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(model: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(server_status, "_picture", broken)
+    assert rule_shown() == "internal-error"
+    assert "in broken" in caplog.text and "ZeroDivisionError: a bug" in caplog.text
+
+
+def test_server_that_hangs_does_not_keep_the_others_waiting(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_status, "_LIMIT_S", 20.0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            hung = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            number = hung.getsockname()[1]
+            serve_files.write_control(
+                ControlFile(name="hung", port=number, control_port=number, secret="s" * 40)
+            )
+        began_s = time.monotonic()
+        servers = json.loads(web_client().get("/serve.json").text)["servers"]
+        assert time.monotonic() - began_s < 15
+    found = {server["port"]: server for server in servers}
+    assert len(found) == 4 and found.pop(port)["figures"] is not None
+    problems = [server["problem"] for server in found.values()]
+    assert [(one["rule"], one["because"]) for one in problems] == 3 * [
+        ("server-gone", "no answer within 3 s")
+    ]
 
 
 def test_file_is_tried(port: int) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from flatout.schema import change_journal, run_lines
-from flatout.schema.bench_comparison import Group, Verdict
+from flatout.schema.bench_comparison import ComparisonVerdict, Group
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
 from flatout.schema.step_profile import PARTS
@@ -74,6 +74,21 @@ def test_no_text_is_in_a_template() -> None:
         assert not words, name
 
 
+# The tag before a text of flatout's own, which is in English in every language.
+SAID = re.compile(
+    r"<([^<>]*)>[^<>]*\{\{ [\w.]+\.(?:problem|because|reason|ending_reason|why|goal)\b[^(}]*\}\}"
+)
+
+
+def test_english_texts_are_marked() -> None:
+    unmarked = {
+        name: [tag for tag in SAID.findall(template) if 'lang="en"' not in tag]
+        for name, template in TEMPLATES.items()
+    }
+    assert {name: tags for name, tags in unmarked.items() if tags} == {}
+    assert SAID.findall("<p>{{ one.because }}</p><p>{{ english(one.because) }}</p>") == ["p"]
+
+
 def test_names_of_ours_have_texts() -> None:
     kinds = [kind.__struct_config__.tag for kind in get_args(run_lines.Event)]
     assert [kind for kind in kinds if f"event.{kind}" not in KEYS] == []
@@ -82,7 +97,7 @@ def test_names_of_ours_have_texts() -> None:
     hows, changes = get_args(change_journal.How), get_args(change_journal.Status)
     assert [name for name in hows if f"plan_step.{name}" not in KEYS] == []
     assert [name for name in changes if f"changed.{name}" not in KEYS] == []
-    assert [name for name in get_args(Verdict) if f"verdict.{name}" not in KEYS] == []
+    assert [name for name in get_args(ComparisonVerdict) if f"verdict.{name}" not in KEYS] == []
     assert [name for name in PARTS if f"profile_part.{name}" not in KEYS] == []
     assert [name for name in get_args(TrialStatus) if f"status.{name}" not in KEYS] == []
     assert [name for name in get_args(Direction) if f"direction.{name}" not in KEYS] == []

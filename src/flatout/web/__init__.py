@@ -20,13 +20,17 @@ Data
 - pages are read-only functions of the faces of the packages below (`runs`, `doctor`, ...), called
   in threads. `PageContext` holds what outlives a request: `RunCache` reads a run again only where
   one of its files has changed; what takes seconds (examining the machine, asking the cluster,
-  indexing samples) is done in the background by `background_query.py`
+  indexing samples, reading all runs) is done in the background by `background_query.py`. What
+  computes there pauses often: a page that looks at a thousand files would wait for it after each
+- a page reads a part of long metrics, and a list some of the runs that are not known
+  (`run_cache.py: ReadLimits`); what is missing has `data-unread`
 - curves come from `system/store/metric_index.py`, which makes millions of lines quick to draw;
   those of the machine from `sample_index.py`, an index for each day
 - what cannot be read becomes a Finding in its own section (`page.py: section`); the rest of the
   page is shown
 - without JavaScript a page is complete; with it, charts zoom and parts with `data-live` are
   replaced by those of the same page, fetched again
+- texts of flatout's own are in English: `parts.english`, or `lang="en"`
 
 Copies
 ------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import importlib.util
 import secrets
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError
 from flatout.schema.web_request import (
     TOKEN_PARAMETER,
     WebExport,
@@ -19,10 +19,14 @@ from flatout.schema.web_request import (
     WebRequest,
 )
 from flatout.system import serve_files
+from flatout.system.optional_packages import require_packages
 from flatout.system.server_socket import is_loopback, listening_socket, own_name
 from flatout.system.store.metric_index import forget_removed_runs
 
 if TYPE_CHECKING:
+    import uvicorn
+
+    from flatout.web.page import PageContext
     from flatout.web.run_cache import RunCache
 
 _PACKAGES = ("starlette", "uvicorn", "jinja2", "python_multipart")
@@ -75,6 +79,8 @@ class WebServer:
         self.ready = WebReady(
             url=self._url(), needs_token=self._token is not None, is_read_only=request.is_read_only
         )
+        # Before someone opens the address: the first page would wait for it.
+        self._context, self._server = self._loaded()
 
     def __enter__(self) -> WebServer:
         return self
@@ -91,34 +97,42 @@ class WebServer:
         Returns the goal of a change to this machine that is still being made: the process ends
         after it.
         """
+        self._context.health.latest()
+        threading.Thread(target=_look_at_runs, args=(self._context.runs,), daemon=True).start()
+        # uvicorn ends in good order at Ctrl-C, and then raises it.
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._listener])
+        change = self._context.changes.latest()
+        return change.goal if change is not None and change.is_running else None
+
+    def _loaded(self) -> tuple[PageContext, uvicorn.Server]:
+        """The pages, and what answers with them."""
         # Only here: these import Starlette and uvicorn.
         import uvicorn
+        from starlette.concurrency import run_in_threadpool
 
+        from flatout.web import render
         from flatout.web.application import application
         from flatout.web.gate import GateRules
         from flatout.web.page import PageContext
-        from flatout.web.run_cache import RunCache
+        from flatout.web.run_cache import SERVER_LIMITS, RunCache
 
-        context = PageContext(runs=RunCache())
+        context = PageContext(runs=RunCache(limits=SERVER_LIMITS))
         rules = GateRules(
             names=frozenset(self._names()), is_open=self._is_open, token=self._token,
             is_read_only=self._request.is_read_only, port=self._port,
         )  # fmt: skip
         server: uvicorn.Server
         app = application(context, rules, lambda: server.should_exit)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, lifespan="off", ws="none", access_log=False, log_config=None,
-                server_header=False, proxy_headers=False, timeout_graceful_shutdown=5,
-            )
+        config = uvicorn.Config(
+            app, lifespan="off", ws="none", access_log=False, log_config=None,
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=5,
         )  # fmt: skip
-        context.health.latest()
-        threading.Thread(target=_look_at_runs, args=(context.runs,), daemon=True).start()
-        # uvicorn ends in good order at Ctrl-C, and then raises it.
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[self._listener])
-        change = context.changes.latest()
-        return change.goal if change is not None and change.is_running else None
+        config.load()
+        server = uvicorn.Server(config)
+        # In a thread, as pages are: what that needs is loaded as well.
+        asyncio.run(run_in_threadpool(render.prepare))
+        return context, server
 
     def _names(self) -> set[str]:
         """Hosts in the addresses of this server."""
@@ -136,21 +150,11 @@ class WebServer:
 
 
 def _look_at_runs(runs: RunCache) -> None:
-    """Reads all runs once, so that the first list of them is quick."""
+    """Begins to read all runs, so that the first list of them is quick."""
     with contextlib.suppress(FlatoutError, OSError):
-        paths = runs.paths()
-        forget_removed_runs(path.name for path in paths)
-        # One after the other: requests come first.
-        for path in reversed(paths):
-            runs.row(path)
+        forget_removed_runs(path.name for path in runs.paths())
+        runs.read_rest()
 
 
 def _check_packages() -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            "web-package-missing",
-            f"`flatout web` needs {' and '.join(missing)}.",
-            because="the pages are built on them; training does without",
-            fix="pip install 'flatout[web]'",
-        )
+    require_packages("web-package-missing", "`flatout web`", _PACKAGES, extra="web")

@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.metric_curves import CurveView
+from flatout.schema.units import bytes_text
 from flatout.web import render
 from flatout.web.bench_page import bench_compare_page, bench_page, bench_platforms_page
 from flatout.web.charts import MOST_CHARTED_RUNS, charts_of
@@ -26,7 +27,7 @@ from flatout.web.cluster_page import cluster_page
 from flatout.web.compare_page import compare_page
 from flatout.web.doctor_page import begin_fix, begin_undo, doctor_page, plan_page, undo_page
 from flatout.web.explain_page import explain_page, explanation_page
-from flatout.web.gate import Gate, GateRules, is_equal
+from flatout.web.gate import AccessGate, GateRules, is_equal
 from flatout.web.home_page import home_page
 from flatout.web.live import run_events
 from flatout.web.live_page import live_charts, live_events, live_page
@@ -59,13 +60,13 @@ ChangeFunction = Callable[[Request, FormData], Response]
 
 def application(
     context: PageContext, rules: GateRules, is_stopping: Callable[[], bool] = lambda: False
-) -> Gate:
+) -> AccessGate:
     """The application, to be run by an ASGI server. is_stopping: then what streams ends."""
     pages = _Pages(context, rules, is_stopping)
     handlers: dict[Any, Any] = {HTTPException: pages.not_answered, Exception: pages.failed}
     app = Starlette(routes=list(pages.routes()), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Gate(app, rules)
+    return AccessGate(app, rules)
 
 
 class _Pages:
@@ -139,10 +140,20 @@ class _Pages:
                     "--read-only.", fix="start it without --read-only",
                 ))  # fmt: skip
             length = request.headers.get("content-length", "")
-            if not length.isdigit() or int(length) > _MOST_FORM_BYTES:
-                raise HTTPException(413)
+            if not length.isdecimal():
+                return self._refused(request, 411, UsageError(
+                    "web-form-without-length", "the request does not say how long its form is.",
+                    because="it has no header Content-Length, as with Transfer-Encoding: chunked",
+                    fix="send the form with Content-Length, as browsers and curl -d do",
+                ))  # fmt: skip
+            if int(length) > _MOST_FORM_BYTES:
+                return self._refused(request, 413, UsageError(
+                    "web-form-too-large", "the form is too large.",
+                    because=f"a form may have {bytes_text(_MOST_FORM_BYTES)}",
+                    fix="send less; what is in a file can be given to flatout in a terminal",
+                ))  # fmt: skip
             # Files of the form are closed at the end.
-            async with request.form() as form:
+            async with request.form(max_part_size=_MOST_FORM_BYTES) as form:
                 token = form.get("form_token")
                 if not isinstance(token, str) or not is_equal(token, self._rules.form_token):
                     return self._refused(request, 403, UsageError(

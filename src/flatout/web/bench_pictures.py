@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from flatout.bench import charts
 from flatout.bench.table_texts import doubt_text, part_text, ratio_text, value_text
-from flatout.schema.bench_comparison import ComparedRow, LoadedBench, Verdict
+from flatout.schema.bench_comparison import ComparedRow, ComparisonVerdict, LoadedBench
 from flatout.schema.tuning import Interval
 
 
@@ -39,7 +39,7 @@ def ratio_scale(ratios: Iterable[Interval]) -> float:
     return charts.ratio_scale(list(ratios))
 
 
-def ratio_bar(ratio: Interval, verdict: Verdict, scale: float) -> Markup:
+def ratio_bar(ratio: Interval, verdict: ComparisonVerdict, scale: float) -> Markup:
     """A ratio with its interval; the number is next to it."""
     return Markup(charts.ratio_bar(ratio, verdict, scale))
 

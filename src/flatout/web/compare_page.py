@@ -20,6 +20,7 @@ def compare_page(request: PageRequest) -> WebPage:
     ids = list(dict.fromkeys(request.query.getlist("run")))
     runs: list[Run] = []
     parameters: list[dict[str, Any]] = []
+    share_read = 1.0
     problems: list[Finding] = []
     for run_id in ids:
         try:
@@ -33,6 +34,7 @@ def compare_page(request: PageRequest) -> WebPage:
             continue
         runs.append(row.run)
         parameters.append(row.parameters)
+        share_read = min(share_read, row.share_read)
     shown = [run.id for run in runs]
     charted = shown[:MOST_CHARTED_RUNS]
     charts, unread = charts_of(request.context, charted, CurveView())
@@ -47,6 +49,7 @@ def compare_page(request: PageRequest) -> WebPage:
         data={
             "runs": shown,
             "charted": charted,
+            "share_read": share_read,
             "sections": _sections(runs, parameters) if len(runs) > 1 else [],
             "problems": [*problems, *unread],
             "charts": charts,

@@ -73,17 +73,20 @@ def plan_page(request: PageRequest) -> WebPage:
 def undo_page(request: PageRequest) -> WebPage:
     """What an undo would restore, before it is agreed to.
 
+    When it begins, it also compares folders, such as environments, with what flatout left.
+
     Raises:
         UsageError: no-such-change.
     """
     applied = changes_api.change_to_undo(request.query.get("change", ""))
-    obstacles = section(lambda: changes_api.changed_since(applied))
+    obstacles = section(lambda: changes_api.changed_files_since(applied))
     return WebPage(
         template="doctor_undo",
         data={
             "change": _change(applied),
             "rows": tuple(undo_rows(applied)),
             "obstacles": obstacles,
+            "compares_folders": changes_api.compares_folders(applied),
             "command": _undo_command(applied) + (" --force" if obstacles.value else ""),
         },
     )

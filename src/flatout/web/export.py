@@ -68,7 +68,7 @@ def _chosen(request: WebExport) -> list[Path]:
     cache = RunCache()
     by_id = {path.name: path for path in cache.paths()}
     if request.conditions:
-        rows = cache.rows(by_id.values())
+        rows = cache.rows(by_id.values()).rows
         matching = chosen_runs(rows, ListRequest(conditions=request.conditions))
         found = {row.run.id: by_id[row.run.id] for row in matching} | found
     if not found:

@@ -85,7 +85,7 @@ class GateRules:
         return is_equal(request.cookies.get(self.cookie, ""), self.cookie_value)
 
 
-class Gate:
+class AccessGate:
     """An ASGI application in front of another one.
 
     Args:

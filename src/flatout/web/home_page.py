@@ -46,10 +46,13 @@ def _runs(request: PageRequest) -> dict[str, Any]:
     newest = paths[: -_NUM_LOOKED_AT - 1 : -1]
     running = cache.running(newest)
     ended = [path for path in newest if path not in running][:_NUM_LAST]
+    known = cache.rows(path for path in newest if path in running)
+    last = cache.rows(ended)
     return {
         "num_runs": len(paths),
-        "running": [run_row(row) for row in cache.rows(path for path in newest if path in running)],
-        "last": [run_row(row) for row in cache.rows(ended)],
+        "num_unread": known.num_unread + last.num_unread,
+        "running": [run_row(row) for row in known.rows],
+        "last": [run_row(row) for row in last.rows],
     }
 
 

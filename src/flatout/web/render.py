@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from datetime import datetime
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +28,7 @@ from flatout.schema.units import (
 )
 from flatout.web.bench_pictures import add_pictures
 from flatout.web.charts import picture, value_text
+from flatout.web.explain_page import MOST_CHARACTERS
 from flatout.web.gate import GateRules
 from flatout.web.page import WebPage
 from flatout.web.sweep_pictures import add_sweep_pictures
@@ -90,6 +92,14 @@ def html_of(page: WebPage, frame: PageFrame) -> str:
     return masked(html)
 
 
+def prepare() -> None:
+    """Compiles the templates of the first page, and reads the texts of all languages."""
+    for name in ("layout", "parts", "home"):
+        _environment().get_template(f"{name}.html")
+    for language in LANGUAGES:
+        texts_in(language)
+
+
 def language_of(request: Request) -> str:
     """The language of a page for this browser."""
     kept = request.cookies.get(LANGUAGE_COOKIE)
@@ -115,7 +125,11 @@ def _environment() -> jinja2.Environment:
         "compared": compared_text, "interval": interval_text, "edit": edit_text,
         "quantity": quantity_text,
     }  # fmt: skip
-    environment.globals |= {"picture": picture, "value_text": value_text}
+    environment.globals |= {
+        "picture": picture, "value_text": value_text, "most_pasted": MOST_CHARACTERS,
+        # Of a form that must be carried out once.
+        "new_key": lambda: token_urlsafe(12),
+    }  # fmt: skip
     add_pictures(environment)
     add_sweep_pictures(environment)
     return environment

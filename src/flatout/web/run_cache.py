@@ -1,10 +1,14 @@
 """The user's runs, read again only where one of their files has changed.
 
-A page of a thousand runs asks for the times of their files, and reads few of them.
+A page of a thousand runs asks for the times of their files, and reads few of them. What it cannot
+read quickly enough is read in the background, in short turns: Python runs one thread at a time, and
+a page that asks for the times of a thousand files would wait after each of them.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -18,24 +22,55 @@ from flatout.runs.listing import listed_run
 from flatout.runs.model.listed import ListedRun
 from flatout.schema.run import Run
 from flatout.schema.run_lines import Validated
-from flatout.system.store.run_folder import RunFolder, run_paths, validations_of
+from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.store.run_folder import RunFolder, run_paths, validations_from
+from flatout.web.background_query import BackgroundQuery
 
 # Of a run's validations, the best one and so many of the last are kept.
 _KEPT_VALIDATIONS = 12
-# A line that was being written when the metrics were read last began no earlier.
-_LONGEST_LINE_BYTES = 1 << 20
 _NUM_THREADS = 8
+# How long runs are read in the background without a pause, the pause, and the least time from one
+# start of this to the next.
+_TURN_S, _PAUSE_S, _LOOK_EVERY_S = 0.005, 0.01, 1.0
 
 _Stamp = tuple[tuple[int, int], ...]
 
 
+class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page may read before it is shown.
+
+    part_bytes: of the metrics of a run. list_s: how long of the runs of a list, of which the first
+    few are always read.
+    """
+
+    part_bytes: float = math.inf
+    list_s: float = math.inf
+    num_always: int = 20
+
+
+# A copy of the pages waits for everything.
+NO_LIMITS = ReadLimits()
+SERVER_LIMITS = ReadLimits(part_bytes=4 << 20, list_s=0.1)
+
+
+class KnownRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of runs. num_unread: runs that are missing, because they are still being read."""
+
+    rows: list[ListedRun]
+    num_unread: int
+
+
 class _Entry(msgspec.Struct):
-    """A run as it was read. validations: kept ones, of the first so many bytes of the metrics."""
+    """A run as it was read. validations: kept ones, of the first so many bytes of the metrics.
+
+    is_whole: the metrics have no more lines.
+    """
 
     stamp: _Stamp
     row: ListedRun | None = None
     validations: list[Validated] = []
     num_read_bytes: int = 0
+    is_whole: bool = True
 
 
 class RunCache:
@@ -43,10 +78,15 @@ class RunCache:
 
     Args:
         list_paths: folders of the runs that there are, oldest first.
+        limits: for a page.
     """
 
-    def __init__(self, list_paths: Callable[[], list[Path]] = run_paths) -> None:
+    def __init__(
+        self, list_paths: Callable[[], list[Path]] = run_paths, limits: ReadLimits = NO_LIMITS
+    ) -> None:
         self._list_paths = list_paths
+        self._limits = limits
+        self._reading = BackgroundQuery(self._read_rest, _LOOK_EVERY_S)
         self._lock = threading.Lock()
         self._entries: dict[Path, _Entry] = {}
         # As they were listed last.
@@ -84,11 +124,24 @@ class RunCache:
             self.paths()
         return self._by_id.get(run_id)
 
-    def rows(self, paths: Iterable[Path]) -> list[ListedRun]:
+    def rows(self, paths: Iterable[Path]) -> KnownRuns:
         """These runs, in this order; without those that were removed in the meantime."""
+        until_s = elapsed_s() + self._limits.list_s
+
+        def look_at(numbered: tuple[int, Path]) -> _Entry | None:
+            number, path = numbered
+            is_late = number >= self._limits.num_always and elapsed_s() > until_s
+            return self._look_at(path) if not is_late or path in self._entries else None
+
         # Whether a lock is taken is asked several times, with pauses: many are asked at once.
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            return [row for row in threads.map(self.row, paths) if row is not None]
+            entries = list(threads.map(look_at, enumerate(paths)))
+        if not all(entry is not None and entry.is_whole for entry in entries):
+            self.read_rest()
+        return KnownRuns(
+            rows=[entry.row for entry in entries if entry is not None and entry.row is not None],
+            num_unread=entries.count(None),
+        )
 
     def running(self, paths: Iterable[Path]) -> set[Path]:
         """Those of the runs that a process is training."""
@@ -98,15 +151,52 @@ class RunCache:
                     if is_}  # fmt: skip
 
     def row(self, path: Path) -> ListedRun | None:
-        """A run as it is now."""
+        """A run as it is now, as far as its metrics could be read."""
+        entry = self._look_at(path)
+        if not entry.is_whole:
+            self.read_rest()
+        return entry.row
+
+    def read_rest(self) -> None:
+        """Begins to read in the background what pages could not."""
+        self._reading.latest()
+
+    def _read_rest(self) -> None:
+        newest = self.paths()[::-1]
+        began_s = elapsed_s()
+        # First something of each.
+        for continues in (False, True):
+            for path in newest:
+                is_read = False
+                while not is_read:
+                    is_read = self._reads(path, continues=continues)
+                    if elapsed_s() - began_s > _TURN_S:
+                        sleep_s(_PAUSE_S)
+                        began_s = elapsed_s()
+
+    def _reads(self, path: Path, *, continues: bool) -> bool:
+        """Reads a part of a run; whether nothing is left of it."""
+        try:
+            return self._look_at(path, continues=continues).is_whole or not continues
+        except (FlatoutError, OSError):
+            return True  # The page that shows it says what is wrong.
+
+    def _look_at(self, path: Path, *, continues: bool = False) -> _Entry:
+        """A run, read again where it has changed. continues: reads on in long metrics."""
         with self._lock:
             entry = self._entries.get(path)
         stamp = _stamp(path)
-        if entry is None or entry.stamp != stamp or _may_have_ended(entry.row, path):
-            entry = _read(path, stamp, entry)
-            with self._lock:
-                self._entries[path] = entry
-        return entry.row
+        if (
+            entry is not None
+            and entry.stamp == stamp
+            and not _may_have_ended(entry.row, path)
+            and (entry.is_whole or not continues)
+        ):
+            return entry
+        entry = _read(path, stamp, entry, self._limits.part_bytes)
+        with self._lock:
+            self._entries[path] = entry
+        return entry
 
 
 def _is_text(name: str) -> bool:
@@ -114,28 +204,35 @@ def _is_text(name: str) -> bool:
     return name.isascii() or name.encode(errors="replace").decode() == name
 
 
-def _read(path: Path, stamp: _Stamp, before: _Entry | None) -> _Entry:
-    """Reads a run; of its metrics, which may be long, only what is new."""
+def _read(path: Path, stamp: _Stamp, before: _Entry | None, part_bytes: float) -> _Entry:
+    """Reads a run; of its metrics, which may be long, only a part of what is new."""
     folder = RunFolder(path)
     known: list[Validated] = []
-    size, offset = stamp[2][1], 0
+    size, start, is_whole = stamp[2][1], 0, True
     if before is not None and before.num_read_bytes <= size:
-        known, offset = before.validations, before.num_read_bytes
+        known, start = before.validations, before.num_read_bytes
+    end = start
     try:
-        last_step = known[-1].step if known else -1
-        start = max(0, offset - _LONGEST_LINE_BYTES)
-        new = (line for line in validations_of(folder, offset=start) if line.step > last_step)
-        for line in new:
-            known = _kept([*known, line])
+        for new, end in validations_from(folder, start):
+            for line in new:
+                known = _kept([*known, line])
+            if end - start >= part_bytes and end < size:
+                is_whole = False
+                break
     except FlatoutError:
-        # `listed_run` finds the same, and says what is wrong with the run.
-        row = listed_run(folder)
-        return _Entry(stamp=stamp, row=row)
+        # `listed_run` finds the same there, and says what is wrong with the run.
+        # What has been read so far counts, in case the cause was gone a moment later.
+        rest = (line for lines, _ in validations_from(folder, end) for line in lines)
+        return _Entry(stamp=stamp, row=listed_run(folder, itertools.chain(known, rest)))
     row = listed_run(folder, known)
     if before is not None and _started_at(row) != _started_at(before.row):
         # A resume has cut the metrics back to a checkpoint.
-        return _read(path, stamp, None)
-    return _Entry(stamp=stamp, row=row, validations=known, num_read_bytes=size)
+        return _read(path, stamp, None, part_bytes)
+    if row is not None and not is_whole:
+        row = msgspec.structs.replace(row, share_read=end / size)
+    return _Entry(
+        stamp=stamp, row=row, validations=known, num_read_bytes=end, is_whole=is_whole
+    )  # fmt: skip
 
 
 def _started_at(row: ListedRun | None) -> float | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
 
 from starlette.datastructures import FormData
 from starlette.requests import Request
@@ -20,8 +23,51 @@ from flatout.web.gate import GateRules
 from flatout.web.page import PageContext, WebPage
 from flatout.web.train_page import TrainForm, form_page, planned
 
+T = TypeVar("T")
+
 # For torch and the data to be loaded; a failure until then is shown in the form.
 _BEGIN_LIMIT_S = 60.0
+# So many forms are remembered as sent.
+_MOST_KEPT = 1000
+
+
+class NotStarted(Exception):
+    """No training was started. finding: why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.problem)
+        self.finding = finding
+
+
+class OnceByKey(Generic[T]):
+    """What was done for a key, which is done once: also for those who ask while it is being done.
+
+    What has failed can be tried again.
+
+    Without JavaScript, a browser sends a form as often as its button is pressed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done: dict[str, Future[T]] = {}
+
+    def result(self, key: str, do: Callable[[], T]) -> T:
+        """The result of the first call for that key. An empty key is no key."""
+        mine: Future[T] = Future()
+        with self._lock:
+            first = self._done.setdefault(key, mine) if key else mine
+            if len(self._done) > _MOST_KEPT:
+                del self._done[next(iter(self._done))]
+        if first is mine:
+            try:
+                mine.set_result(do())
+            except BaseException as error:
+                with self._lock:
+                    if self._done.get(key) is mine:
+                        del self._done[key]
+                mine.set_exception(error)
+                raise
+        return first.result()
 
 
 class RunChanges:
@@ -35,20 +81,33 @@ class RunChanges:
     def __init__(self, context: PageContext, rules: GateRules) -> None:
         self._context = context
         self._rules = rules
+        self._starts: OnceByKey[str] = OnceByKey()
 
     def start(self, request: Request, form: FormData) -> Response:
         """POST /train: starts a training, detached, and goes to the page of its run."""
         filled = TrainForm.of(form)
         try:
+            run = self._starts.result(str(form.get("key", "")), lambda: self._begin(filled))
+        except NotStarted as error:
+            page = form_page(self._context, filled, error.finding)
+            return render.as_html(page, request, self._rules, 400)
+        return RedirectResponse(f"/runs/{run}", 303)
+
+    def _begin(self, filled: TrainForm) -> str:
+        """The run that was started.
+
+        Raises:
+            NotStarted: with the reason.
+        """
+        try:
             asked, _ = planned(self._context, filled)
             supervisor = cluster_api.begin(asked, Interrupts(), is_attached=False)
             problem = _began(supervisor)
         except FlatoutError as error:
-            problem = finding_from(error)
-        if problem is None:
-            return RedirectResponse(f"/runs/{supervisor.folder.path.name}", 303)
-        page = form_page(self._context, filled, problem)
-        return render.as_html(page, request, self._rules, 400)
+            raise NotStarted(finding_from(error)) from error
+        if problem is not None:
+            raise NotStarted(problem)
+        return supervisor.folder.path.name
 
     def stop(self, request: Request, form: FormData) -> Response:
         """POST /runs/RUN: asks the run to stop, and goes back to its page."""

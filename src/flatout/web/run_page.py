@@ -73,7 +73,7 @@ def _facts(request: PageRequest, run: Run) -> dict[str, Any]:
     return {
         "is_damaged": False,
         "is_live": run.status == "running",
-        "has_sweep": sweep is not None and request.context.sweeps.has(sweep.sweep),
+        "has_sweep": sweep is not None and request.context.sweeps.has(sweep.id),
         "commands": _commands(run),
         "recipe": _recipe(run),
         "utilization": section(lambda: _utilization(run)),

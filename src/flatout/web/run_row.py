@@ -15,6 +15,7 @@ def run_row(row: ListedRun) -> dict[str, Any]:
         "id": run.id, "status": run.status, "experiment": None, "step": None, "num_steps": None,
         "epochs": None, "num_epochs": None, "metric": None, "duration_s": row.duration_s,
         "created_at": None, "changed": {}, "problem": None, "fix": None,
+        "share_read": row.share_read,
     }  # fmt: skip
     if isinstance(run, DamagedRun):
         return {**known, "problem": run.because, "fix": run.fix}

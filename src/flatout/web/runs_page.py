@@ -22,17 +22,22 @@ def runs_page(request: PageRequest) -> WebPage:
     paths = cache.paths()[::-1]
     number = request.number("page", 1, _MOST_PAGES) or 1
     shown = slice((number - 1) * _NUM_ON_PAGE, number * _NUM_ON_PAGE)
-    problem, num_found = None, len(paths)
+    problem, num_found, num_unread = None, len(paths), 0
     rows: list[ListedRun] = []
     if conditions or sort:
+        known = cache.rows(paths)
         try:
-            rows = chosen_runs(cache.rows(paths), ListRequest(conditions=conditions, sort=sort))
+            rows = chosen_runs(known.rows, ListRequest(conditions=conditions, sort=sort))
             num_found, rows = len(rows), rows[shown]
         except UsageError as error:
             problem = finding_from(error)
+        # Once more of its metrics has been read, a run may belong here, or have such a key.
+        num_unread = known.num_unread
+        num_unread += sum(row.share_read < 1 and row not in rows for row in known.rows)
     if problem is not None or not (conditions or sort):
         # Only what is shown is read.
-        rows = cache.rows(paths[shown])
+        known = cache.rows(paths[shown])
+        rows, num_unread = known.rows, max(num_unread, known.num_unread)
     return WebPage(
         template="runs",
         data={
@@ -43,6 +48,7 @@ def runs_page(request: PageRequest) -> WebPage:
             "page_number": number,
             "num_pages": max(1, -(-num_found // _NUM_ON_PAGE)),
             "num_found": num_found,
+            "num_unread": num_unread,
             "num_runs": len(paths),
         },
     )

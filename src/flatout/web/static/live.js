@@ -23,6 +23,11 @@ function replace(old, fresh) {
   }
   // What someone reads or types in is left alone.
   if (old.contains(document.activeElement) || old.isEqualNode(fresh)) return;
+  // Not every browser gives a box that is ticked the focus.
+  for (const box of old.querySelectorAll("input:checked")) {
+    const same = fresh.querySelector(`input[name="${CSS.escape(box.name)}"][value="${CSS.escape(box.value)}"]`);
+    if (same) same.checked = true;
+  }
   const log = old.querySelector(".log");
   const isAtEnd = log && log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
   old.replaceWith(fresh);
