@@ -73,7 +73,8 @@ def check_names(given: Iterable[str], positional: int, fields: Iterable[str]) ->
             "unknown-field",
             "`Experiment` takes keyword arguments only.",
             because=_because(given_as("")),
-            fix="write Experiment(model=..., optimizer=..., loss=...); see docs/experiments.md",
+            fix="write Experiment(model=..., optimizer=..., loss=...); "
+            "see `flatout docs experiments`",
         )
     fields = sorted(fields)
     for name in given:

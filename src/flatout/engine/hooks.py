@@ -1,4 +1,4 @@
-"""Hooks: code of the user's that runs between updates. See docs/hooks.md.
+"""Hooks: code of the user's that runs between updates. See `flatout docs hooks`.
 
 This file does not import torch, so that an experiment can be defined without it.
 """
@@ -125,7 +125,7 @@ class ValidationHook(Protocol):
 
 
 class StepHook(Protocol):
-    """A hook that is called after each update; slower, see docs/hooks.md."""
+    """A hook that is called after each update; slower, see `flatout docs hooks`."""
 
     def on_step(self, context: HookContext) -> None:
         """Called with the loss of the update."""

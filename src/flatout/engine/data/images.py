@@ -82,14 +82,16 @@ def normalized(
         mean: of each channel, in 0..1; by default ImageNet's.
         deviation: standard deviation of each channel, in 0..1; by default ImageNet's.
     """
-    scale, shift = (
-        torch.tensor(values, device=images.device).view(-1, 1, 1)
-        for values in (
-            [1 / (255 * scale) for scale in deviation],
-            [-middle / scale for middle, scale in zip(mean, deviation, strict=True)],
-        )
+    scale = _per_channel([1 / (255 * scale) for scale in deviation], images.device)
+    shift = _per_channel(
+        [-middle / scale for middle, scale in zip(mean, deviation, strict=True)], images.device
     )
     return torch.addcmul(shift, images.float(), scale)
+
+
+def _per_channel(values: Sequence[float], device: torch.device) -> Tensor:
+    """Numbers (channels, 1, 1) on a device; filled in there, as a copy would wait for a GPU."""
+    return torch.stack([torch.full((1, 1), value, device=device) for value in values])
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):

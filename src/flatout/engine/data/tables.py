@@ -19,7 +19,8 @@ from flatout.engine.tensors.nested import tensors_in
 from flatout.errors import UsageError
 from flatout.schema.units import bytes_text
 from flatout.system.csv_quotes import blocks_of, check_quotes
-from flatout.system.source_path import files_in, is_installed, library
+from flatout.system.optional_packages import is_installed
+from flatout.system.source_path import files_in, library
 
 # Share of the free memory for a table; the training needs the rest.
 _MEMORY_SHARE = 0.5

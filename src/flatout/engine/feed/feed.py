@@ -7,6 +7,7 @@ an update like any other.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -144,10 +145,18 @@ class TensorFeed:
             own = list(slicing.own(len(part)))
             if slicing.share.size > 1:
                 part = torch.cat([part[begin:end] for begin, end in own])
-            indices = part.to(self._device)
+            indices = self._on_device(part)
             gathered = [self._gathered(tensor, indices) for tensor in self._tensors]
             yield from self._sliced(gathered, [end - begin for begin, end in own], skipped)
             skipped = 0
+
+    def _on_device(self, indices: Tensor) -> Tensor:
+        """Indices on the device; the host does not wait until it has done what comes before."""
+        if self._device.type == "cuda":
+            # WSL limits pinned memory. From other memory the copy is correct, too.
+            with contextlib.suppress(RuntimeError):
+                indices = indices.pin_memory()
+        return indices.to(self._device, non_blocking=True)
 
     def _gathered(self, tensor: Tensor, indices: Tensor) -> Tensor:
         if self._is_pinned:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.data_kind import data_kind
+from flatout.engine.model.sparse_embeddings import sparse_embeddings
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.runtime import rng
 from flatout.engine.tensors.nested import tensors_in, with_tensors
@@ -104,9 +105,7 @@ class Bag(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.names = [name for name, _ in model.named_parameters()]
-        sparse = {
-            id(module.weight) for module in model.modules() if getattr(module, "sparse", False)
-        }
+        sparse = {id(embedding.weight) for embedding in sparse_embeddings(model)}
         originals = list(model.parameters())
         self.is_sparse = [id(parameter) in sparse for parameter in originals]
         largest = max(originals, key=Tensor.numel, default=None)

@@ -18,11 +18,11 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.errors import FlatoutError
 from flatout.schema.recipe import Recipe
-from flatout.schema.tuning import Check, Verdict
+from flatout.schema.tuning import Check, GateVerdict
 from flatout.tune.gate import checks_for
 
 
-def judge(subject: GateSubject, candidate: Recipe, plain: Recipe) -> Verdict:
+def judge(subject: GateSubject, candidate: Recipe, plain: Recipe) -> GateVerdict:
     """Asks whether the candidate still computes what the plain step computes.
 
     Raises:
@@ -43,7 +43,7 @@ class Gate:
         self._subject = subject
         self._fixtures = GateFixtures(subject, plain)
 
-    def judge(self, candidate: Recipe) -> Verdict:
+    def judge(self, candidate: Recipe) -> GateVerdict:
         """See the function of this name."""
         fixtures = self._fixtures
         written = as_written(candidate)
@@ -64,7 +64,7 @@ class Gate:
             if candidate.compiled.value != "off":
                 run = partial(compiled_checks, fixtures, self._whole, candidate)
                 checks += self._run("compiled", run)
-        return Verdict(checks=tuple(checks))
+        return GateVerdict(checks=tuple(checks))
 
     @cached_property
     def _whole(self) -> GateFixtures:

@@ -11,11 +11,11 @@ from multiprocessing import get_context
 from typing import Any
 
 from flatout.engine.ingest.piece import Failure, carry_out
-from flatout.engine.launch.port_check import check_port
 from flatout.engine.launch.ray_cluster import begin, join
 from flatout.errors import RunFailed
 from flatout.schema.ingest_protocol import Crew, IngestJob, PieceDone, SourcePiece
 from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.port_check import check_port
 from flatout.system.process_env import head_address
 from flatout.system.source_path import library
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.engine.ingest.records import Records, RejectedRecords, row_keys
 from flatout.errors import UsageError, nearest
-from flatout.schema.ingest_protocol import Column, IngestJob, SourcePiece
+from flatout.schema.ingest_protocol import IngestJob, ShardColumn, SourcePiece
 from flatout.system.csv_quotes import StrayQuote, blocks_of, check_quotes
 from flatout.system.source_path import columns_text, library
 from flatout.system.store.source_files import path_of
@@ -22,7 +22,7 @@ _BATCH_ROWS = 65_536
 _NUMBERS = {"int64", "double"}
 
 
-def csv_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
+def csv_columns(paths: Sequence[Path]) -> tuple[ShardColumn, ...]:
     """The columns of all these files, with types that fit the beginning of each.
 
     Raises:
@@ -45,7 +45,7 @@ def csv_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
             for (name, first), (_, second) in zip(columns, schema, strict=True)
         ]
     return tuple(
-        Column(name=name, type="string" if kind == "null" else kind) for name, kind in columns
+        ShardColumn(name=name, type="string" if kind == "null" else kind) for name, kind in columns
     )
 
 
@@ -147,7 +147,7 @@ class _Rows:
             columns = [column.filter(is_valid) for column in columns]
         yield from whole_rows(self._job, columns, self._name, self._bad)
 
-    def _cast(self, column: Column, texts: Any, whys: dict[int, str]) -> Any:
+    def _cast(self, column: ShardColumn, texts: Any, whys: dict[int, str]) -> Any:
         kind = self._arrow.type_for_alias(column.type)
         try:
             return self._typed(texts, kind)
@@ -203,7 +203,7 @@ def any_value(row: Sequence[Any]) -> bool:
     return any(value is not None for value in row)
 
 
-def parquet_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
+def parquet_columns(paths: Sequence[Path]) -> tuple[ShardColumn, ...]:
     """The columns of all these files, which must be the same.
 
     Raises:
@@ -211,13 +211,13 @@ def parquet_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
     """
     arrow = library("pyarrow", package="pyarrow")
     parquet = library("pyarrow.parquet", package="pyarrow")
-    known: tuple[Column, ...] = ()
+    known: tuple[ShardColumn, ...] = ()
     for path in paths:
         try:
             schema = parquet.read_schema(path)
         except (arrow.ArrowInvalid, OSError) as error:
             raise _not_readable(path, str(error)) from error
-        columns = tuple(Column(name=field.name, type=str(field.type)) for field in schema)
+        columns = tuple(ShardColumn(name=field.name, type=str(field.type)) for field in schema)
         if known and columns != known:
             raise _not_readable(
                 path, f"its columns are {columns_text(columns)}; before: {columns_text(known)}"
@@ -270,7 +270,7 @@ def schema_of(job: IngestJob, piece: SourcePiece) -> Any:
     )
 
 
-def check_key(key: str | None, columns: Sequence[Column]) -> None:
+def check_key(key: str | None, columns: Sequence[ShardColumn]) -> None:
     """Refuses a key that is not a column.
 
     Raises:

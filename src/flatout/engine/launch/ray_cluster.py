@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from flatout.engine.launch.port_check import check_port
 from flatout.errors import RunFailed, UsageError
 from flatout.system import clock
+from flatout.system.port_check import check_port
 from flatout.system.process_env import head_address
 
 # What a process takes of its node: so much of each of Ray's resources.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from flatout.engine.tensors.state_tree import compact
@@ -22,11 +23,11 @@ Form = list[Any] | None
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStructure:
-    """The structure of a model: the forms of weights and buffers, by name, and its modules."""
+    """The structure of a model: forms of weights and buffers, and classes of modules, by name."""
 
     weights: dict[str, tuple[int, ...] | None]
     buffers: dict[str, Form]
-    modules: frozenset[str]
+    modules: dict[str, type[nn.Module]]
 
 
 def structure_of(model: nn.Module) -> ModelStructure:
@@ -37,7 +38,9 @@ def structure_of(model: nn.Module) -> ModelStructure:
             for name, weight in model.named_parameters(remove_duplicate=False)
         },
         buffers=buffer_forms(model),
-        modules=frozenset(name for name, _ in model.named_modules(remove_duplicate=False)),
+        modules={
+            name: type(module) for name, module in model.named_modules(remove_duplicate=False)
+        },
     )
 
 
@@ -76,17 +79,28 @@ def check_is_taken_back(model: nn.Module, built: ModelStructure) -> None:
         ),
         None,
     )
-    added = sorted(now.modules - built.modules)
-    if problem is None and added:
-        problem = f"`{added[0]}` was missing"
+    problem = problem or _other_module(now.modules, built.modules)
     if problem is not None:
         raise UsageError(
             "state-cannot-be-taken-back",
-            "the model has changed since it was built, so a resume would fail.",
+            "the model has changed since it was built, so a resume could not continue with it.",
             because=f"{problem} when `model` returned it; a resume builds the model again, and the "
             "optimizer does not train parameters that are added later",
             fix="create all modules and parameters in __init__",
         )
+
+
+def _other_module(now: dict[str, type[nn.Module]], built: dict[str, type[nn.Module]]) -> str | None:
+    """What a module was that is there no more, or another one; None if all are as they were."""
+    for name in sorted(now.keys() | built.keys()):
+        before = built.get(name)
+        if before is None:
+            return f"`{name}` was missing"
+        # A lazy one becomes what it is made for.
+        is_lazy_one = name in now and issubclass(before, LazyModuleMixin)
+        if now.get(name) is not before and not is_lazy_one:
+            return f"`{name}` was of class {before.__name__}"
+    return None
 
 
 @torch.no_grad()
@@ -111,6 +125,10 @@ def make_room(model: nn.Module, built: dict[str, Form], stored: dict[str, Form])
             and (form is None or form[0] is not None)
         ):
             _put(model, module, last, form)
+    for name in built.keys() - stored.keys():
+        path, _, last = name.rpartition(".")
+        if last in modules[path]._buffers:
+            delattr(modules[path], last)
 
 
 def take_forms(model: nn.Module, tensors: dict[str, Tensor]) -> None:

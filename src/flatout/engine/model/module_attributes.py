@@ -167,11 +167,18 @@ def _put_attributes_back(
                 setattr(module, name, copies[key])
 
 
-def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    for module_name, module in model.named_modules():
+def plain_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """The plain attributes of all modules: with their module, by name."""
+    for module in model.modules():
         for name, value in vars(module).items():
             if name not in _OF_ALL:
-                yield module_name, name, value
+                yield module, name, value
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    names = {module: name for name, module in model.named_modules()}
+    for module, name, value in plain_attributes(model):
+        yield names[module], name, value
 
 
 def can_be_saved(value: Any, depth: int = _DEPTH) -> bool:
@@ -211,7 +218,7 @@ def has_changed(begun: Any, value: Any) -> bool:
 def remembered(value: Any) -> Any:
     """What `has_changed` compares a later value with."""
     if isinstance(value, Tensor):
-        return value, _version(value)
+        return value, version_of(value)
     if can_be_saved(value):
         return copy.deepcopy(value)
     # Its items may be anything: later only its length can be compared.
@@ -230,10 +237,11 @@ def _has_same_items(begun: Any, value: Any) -> bool:
 
 
 def _is_same_tensor(begun: Any, value: Tensor) -> bool:
-    return type(begun) is tuple and begun[0] is value and begun[1] == _version(value)
+    return type(begun) is tuple and begun[0] is value and begun[1] == version_of(value)
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """How often it was changed in place; always -1 where torch does not count."""
     return -1 if tensor.is_inference() else tensor._version
 
 

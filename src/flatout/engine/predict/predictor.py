@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from flatout.engine.recipe.default_recipe import changed_recipe
 from flatout.engine.recipe.experiment_facts import check_model
 from flatout.engine.runlog.history import read_history
 from flatout.engine.runtime import rng
-from flatout.engine.runtime.device import chosen_device
+from flatout.engine.runtime.device import chosen_device, on_device, prepare_products
 from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.session.load_experiment import load_experiment, stored_spec
@@ -103,21 +104,40 @@ class Predictor:
         """
         size = batch_size or self.experiment.batch_size
         predictions = []
-        with self.fitted():
-            for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
-                if isinstance(batch, UnreadableInput):
-                    raise batch.error
-                predictions.append(self.compute(batch.content, len(batch.rows)))
+        with self.fitted(), process_settings(self.recipe):
+            try:
+                for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
+                    if isinstance(batch, UnreadableInput):
+                        raise batch.error
+                    predictions.append(self.compute(batch.content, len(batch.rows)))
+            finally:
+                self.placement.release()
         return _joined(predictions)
 
     def compute(self, batch: Any, num_samples: int) -> Any:
-        """The experiment's prediction for one batch in the computer's memory."""
+        """The experiment's prediction for one batch in the computer's memory.
+
+        OpenMP's threads stay placed until `placement.release()`, or the end of the process.
+        """
         to_device = placer(self.device, self.recipe.memory_format.value == "channels_last")
-        with process_settings(self.recipe), torch.inference_mode():
+        with on_device(self.device), process_settings(self.recipe), torch.inference_mode():
             placed = to_device(batch) if to_device is not None else batch
-            with precision.autocast(self.recipe.precision.value, self.device)():
+            with precision.autocast(self.recipe.precision.value, self.device)(), self.placement:
                 predictions = self.call(placed)
             return on_cpu(predictions, num_samples)
+
+    @cached_property
+    def placement(self) -> ThreadPlacement:
+        """Of the threads that compute: one for all batches, because it watches several."""
+        return ThreadPlacement(self.device)
+
+    def place_threads(self) -> None:
+        """Has the first batch computed with threads placed; takes about a tenth of a second.
+
+        A batch may be the only one, and take long: a text is generated token by token.
+        """
+        with process_settings(self.recipe):
+            self.placement.find()
 
     def call(self, batch: Any) -> Any:
         """What `predict` of the experiment, or else the model, makes of a batch on the device."""
@@ -143,7 +163,7 @@ class Predictor:
         if batch_size is not None:
             experiment = replace(experiment, batch_size=batch_size)
         untouched = rng.untouched_generators(self.device)
-        with self.fitted(), process_settings(self.recipe), untouched:
+        with self.fitted(), on_device(self.device), process_settings(self.recipe), untouched:
             reading = FeedOptions(experiment=experiment, recipe=self.recipe, seed=self.seed)
             rng.seed_generators(rng.mixed_seed(self.seed, "evaluation"))
             feed = reading.validation_feed(self.device)
@@ -224,6 +244,7 @@ def load(
         UsageError: unknown-run, weights-not-found, weights-not-readable, weights-do-not-fit,
             experiment-not-kept, experiment-changed, device-not-here, precision-not-here.
     """
+    prepare_products()
     folder = find_run(str(run))
     spec = atomic_files.read_json(folder.header, RunHeader).spec
     _require_weights(folder)
@@ -330,6 +351,13 @@ def _recipe_here(recipe: Recipe, fixed: dict[str, Any]) -> tuple[Recipe, list[Fi
     if "deterministic" not in fixed and device.type != torch.device(recipe.device.value).type:
         # As in a run started here.
         changes["deterministic"] = device.type == "cpu"
+    try:
+        precision.check_repeatable(changed_recipe(recipe, changes), device)
+    except UsageError as error:
+        if "deterministic" in fixed:
+            raise
+        changes["deterministic"] = False
+        findings.append(_other_than_in_the_run("deterministic", "false", error))
     return changed_recipe(recipe, changes), findings
 
 

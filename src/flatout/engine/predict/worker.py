@@ -167,6 +167,7 @@ def _predict_all(
     size = request.batch_size or experiment.batch_size
     input_numbers = {text: number for number, text in enumerate(request.inputs, start=1)}
     num_samples, reported_s = 0, elapsed_s()
+    predictor.place_threads()
     rng.seed_generators(rng.mixed_seed(predictor.seed, "prediction"))
     for batch in batches_of(request.inputs, read, size, experiment.collate):
         if isinstance(batch, UnreadableInput):

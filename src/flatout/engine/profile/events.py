@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flatout.engine.profile.kinds import is_pageable_copy, is_sync
 from flatout.engine.profile.split import MeasuredSteps, split_of, window_of
-from flatout.engine.profile.tables import Tables
+from flatout.engine.profile.tables import TraceTables
 from flatout.engine.profile.trace_event import TraceEvent
 from flatout.schema.step_profile import OperatorTime, SplitPart
 
@@ -42,7 +42,7 @@ def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceR
         ValueError: there are no marks.
     """
     window = window_of(events)
-    tables = Tables(events, window, steps)
+    tables = TraceTables(events, window, steps)
     within = [event for event in events if window.begin_s <= event.start_s < window.end_s]
     copies_s = sum(event.took_s for event in within if is_pageable_copy(event.name))
     has_device = any(event.is_device for event in events)

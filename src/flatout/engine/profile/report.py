@@ -165,18 +165,21 @@ class Profiler:
         count = max(num_steps_in(_PLAIN_S, step_s), self._request.num_steps or 0)
         self._say("measuring steps without a profiler", 0.2)
         watch, compiles = LoadWatch(), CompileWatch()
-        before, num_samples = self._timer.split_s(), loop.num_samples
-        plain = loop.timed(count)
+        num_samples = loop.num_samples
+        plain, first = _plain_steps(loop, self._timer, count)
         num_samples = loop.num_samples - num_samples
-        phases_s = _per_step(self._timer.split_s(), before, count)
         compiled = compiles.per_step(count)
         self._say("sampling lines of Python", 0.35)
         sampler, num_sampled, sampled_s = self._sampled(step_s)
         self._say("profiling", 0.5)
         profiler, num_profiled, profiled_s = self._profiled(step_s)
-        plain += loop.timed(count)
+        last_plain, last = _plain_steps(loop, self._timer, count)
+        # Of the same steps as their times: other programs may have slowed down one half.
+        phases_s = {
+            name: (first.get(name, 0.0) + last.get(name, 0.0)) / 2 for name in first.keys() | last
+        }
         steps = MeasuredSteps(
-            step_s=tuple(plain),
+            step_s=(*plain, *last_plain),
             profiled_s=profiled_s,
             num_profiled=num_profiled,
             phases_s=phases_s if self._session.device.type == "cpu" else {},
@@ -321,6 +324,15 @@ class Profiler:
             pageable_copy_s=found.pageable_copy_s,
             num_syncs=found.num_syncs,
         )
+
+
+def _plain_steps(
+    loop: StepLoop, timer: MarkingTimer, count: int
+) -> tuple[list[float], dict[str, float]]:
+    """Seconds of each of so many steps, and their mean seconds in each part."""
+    before = timer.split_s()
+    step_s = loop.timed(count)
+    return step_s, _per_step(timer.split_s(), before, count)
 
 
 def _settings(spec: ExperimentSpec) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -38,6 +37,7 @@ from flatout.engine.profile.trace import (
 from flatout.schema.step_profile import LineTime, RoofUse, StepProfile, StepTraits
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s, now_text
+from flatout.system.usable_cpus import num_usable_cpus
 
 # Seconds of steps of each kind.
 _WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 0.7, 1.0, 1.0
@@ -63,7 +63,7 @@ class _Loader:
         return {
             "loader workers": str(self.workers),
             "pinned memory": "yes" if self.is_pinned else "no",
-            "CPUs": str(os.cpu_count()),
+            "CPUs": str(num_usable_cpus()),
         }
 
 

@@ -13,7 +13,7 @@ from flatout.schema.step_profile import PARTS, Part, SplitPart
 
 ON_CPU = "on a CPU, the host is the device"
 # Phases of a step whose name says what their time is.
-_WHOLE: dict[str, Part] = {
+WHOLE_PHASES: dict[str, Part] = {
     "data": "data", "copy": "copy", "exchange": "communication", "optimizer": "optimizer",
 }  # fmt: skip
 _OPTIMIZER_SCOPES = ("Optimizer.step", "Optimizer.zero_grad")
@@ -191,8 +191,8 @@ def _within(
     corrected: Corrected, phase: str, length_s: float, steps: MeasuredSteps
 ) -> dict[Part, float]:
     """The parts of one phase, of all profiled steps together."""
-    if phase in _WHOLE:
-        return {_WHOLE[phase]: length_s}
+    if phase in WHOLE_PHASES:
+        return {WHOLE_PHASES[phase]: length_s}
     parts: dict[Part, float] = defaultdict(float)
     for name, part, seconds in corrected.events:
         if name == phase:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from flatout.engine.profile.kinds import operator_part
 from flatout.engine.profile.split import (
+    WHOLE_PHASES,
     MeasuredSteps,
     Window,
     corrected_self_s,
@@ -47,7 +48,7 @@ class _Row:
     dtypes: Counter[str] = field(default_factory=Counter)
 
 
-class Tables:
+class TraceTables:
     """The rows of all tables.
 
     layer_of: of each event, the layer's path. own_s: its own time without the profiler's.
@@ -154,11 +155,13 @@ class Tables:
         return tuple(sorted(found, key=_own_time, reverse=True))
 
     def num_operators(self) -> float:
-        """Operators that do something themselves, in a step."""
+        """Operators that do something themselves, in a step; not those of the optimizer."""
         own = [
             event
-            for event in self._events
+            for event, is_optimizer in zip(self._events, self._is_optimizer, strict=True)
             if self._is_counted(event)
+            and not is_optimizer
+            and self._window.phase_at(event.start_s) not in WHOLE_PHASES
             and "::" in event.name
             and operator_part(event.name) != "host"
         ]

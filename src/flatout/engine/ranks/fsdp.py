@@ -28,8 +28,9 @@ from flatout.engine.ranks.meta_device_build import give_memory
 from flatout.engine.ranks.process_group import MultiRank, alike_tensors
 from flatout.engine.ranks.synced_passes import SyncedPasses
 from flatout.engine.runtime.allocator import return_freed_memory
+from flatout.engine.tensors.host_copies import HostCopies
 from flatout.engine.tensors.sharded import is_sharded, local_part
-from flatout.engine.tensors.state_tree import copied, host_copy
+from flatout.engine.tensors.state_tree import copied
 from flatout.errors import UsageError
 
 # What older versions of torch do not have.
@@ -106,22 +107,24 @@ class FullySharded:
             state: nested dicts, lists and tuples with tensors in them.
             is_for_all: ranks other than the first get it, too; else they get None for each tensor.
         """
-        whole = self._whole(state, is_for_all or self._group.is_first, {})
+        gathering = _Gathering(is_kept=is_for_all or self._group.is_first)
+        whole = self._whole(state, gathering)
+        gathering.copies.fill()
         # The result of a failed transfer must be neither used nor saved.
         self._group.connection.tensors.settle()
         return whole
 
-    def _whole(self, state: Any, is_kept: bool, known: dict[int, Tensor | None]) -> Any:
+    def _whole(self, state: Any, gathering: _Gathering) -> Any:
         if isinstance(state, Tensor):
             # Tied weights stay tied.
-            if id(state) not in known:
+            if id(state) not in gathering.known:
                 whole = self._put_together(state) if is_sharded(state) else state.detach()
-                known[id(state)] = _on_host(whole) if is_kept else None
-            return known[id(state)]
+                gathering.add(id(state), whole)
+            return gathering.known[id(state)]
         if type(state) is dict:
-            return {key: self._whole(value, is_kept, known) for key, value in state.items()}
+            return {key: self._whole(value, gathering) for key, value in state.items()}
         if type(state) in (list, tuple):
-            return type(state)(self._whole(value, is_kept, known) for value in state)
+            return type(state)(self._whole(value, gathering) for value in state)
         return state
 
     def _put_together(self, part: Any) -> Tensor:
@@ -205,9 +208,27 @@ class FullySharded:
         )
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    # Tensors with other strides are small, and must keep their strides there as well.
-    return host_copy(tensor) if tensor.is_contiguous() else tensor.to("cpu", copy=True)
+class _Gathering:
+    """What was gathered of a state so far.
+
+    known: copies on the CPU by the tensor's id; None on ranks that keep nothing. copies: of which
+    some are still to be filled.
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self.known: dict[int, Tensor | None] = {}
+        self.copies = HostCopies()
+        self._is_kept = is_kept
+
+    def add(self, key: int, whole: Tensor) -> None:
+        """Takes a tensor as it is on the device."""
+        if not self._is_kept:
+            self.known[key] = None
+        elif whole.is_contiguous():
+            self.known[key] = self.copies.of(whole)
+        else:
+            # Those with other strides are small, and must keep their strides there as well.
+            self.known[key] = whole.to("cpu", copy=True)
 
 
 class _Memory:

@@ -14,6 +14,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed.data_kind import DataKind, data_kind
 from flatout.engine.model.activation_checkpointing import repeated_blocks
 from flatout.engine.model.float8 import float8_layers
+from flatout.engine.model.sparse_embeddings import sparse_embeddings
 from flatout.engine.optim.fused_step import forms_to_capture
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.runtime.user_code import kind_text, location_of
@@ -37,6 +38,7 @@ class ExperimentFacts:
     topology: of the CPUs that the process may use, before any recipe holds.
     num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
+    not_captured: what of the experiment keeps its steps out of CUDA graphs, if anything does.
     num_cores: that this process may use, which it shares with the other ranks of its machine.
     has_step_hook: code of the user's runs after every step.
     sharding: how the model is laid out, and why. num_ranks: that train it together; num_ranks_here:
@@ -62,6 +64,7 @@ class ExperimentFacts:
     topology: Topology
     num_float8_layers: int = 0
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
+    not_captured: str | None = None
     has_step_hook: bool = False
     sharding: Choice[Sharding] = Choice(value="none", why="a single rank holds the whole model")
     num_ranks: int = 1
@@ -113,6 +116,7 @@ def experiment_facts(
         data_bytes = sum(t.numel() * t.element_size() for t in tensors_in(train_data))
     modules = list(model.modules())
     blocks = repeated_blocks(model)
+    not_captured = _why_not_captured(experiment, model, optimizers)
     return ExperimentFacts(
         device=device,
         data_kind=kind,
@@ -120,9 +124,8 @@ def experiment_facts(
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
         batch_size=experiment.batch_size,
         clip_norm=experiment.clip_norm,
-        can_be_fused=optimizers.can_be_fused
-        # Embeddings may have sparse gradients, which fused kernels do not take.
-        and not any(getattr(module, "sparse", False) for module in modules),
+        # Fused kernels do not take sparse gradients.
+        can_be_fused=optimizers.can_be_fused and not sparse_embeddings(model),
         has_own_step=experiment.step is not None,
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
@@ -134,8 +137,19 @@ def experiment_facts(
         num_threads=num_usable_threads(torch.get_num_threads()),
         topology=read_topology(),
         num_float8_layers=len(list(float8_layers(model))),
-        # Of several optimizers none is in a graph.
-        forms_to_capture=forms_to_capture(optimizers.only)
-        if experiment.step is None and len(optimizers.by_name) == 1
-        else (),
+        forms_to_capture=() if not_captured else forms_to_capture(optimizers.only),
+        not_captured=not_captured,
     )
+
+
+def _why_not_captured(
+    experiment: Experiment, model: nn.Module, optimizers: Optimizers
+) -> str | None:
+    if experiment.step is not None:
+        return "the experiment's own step decides on the CPU which updates to make"
+    if len(optimizers.by_name) > 1:
+        return "the experiment has several optimizers"
+    if sparse_embeddings(model):
+        # Only the GPU knows how many rows their gradients have.
+        return "an embedding has sparse=True: its update waits for the GPU"
+    return None

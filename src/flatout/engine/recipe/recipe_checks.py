@@ -209,11 +209,8 @@ def _capture_findings(recipe: Recipe, facts: ExperimentFacts) -> list[Finding]:
             _without_effect("steps_per_launch", "capture is off: no step is recorded in a graph")
         ]
     values = {name: getattr(recipe, name).value for name in recipe.__struct_fields__}
-    reason = why_not_captured(facts.device.type, facts.forms_to_capture, values)
-    if facts.has_own_step:
-        reason = "the experiment's own step decides on the CPU which updates to make"
-    elif facts.has_step_hook:
-        reason = "a hook's on_step runs after every step, and may change what a graph holds"
+    forms = facts.forms_to_capture
+    reason = why_not_captured(facts.device.type, forms, facts.not_captured, values)
     if reason is not None:
         raise UsageError(
             "recipe-does-not-fit",

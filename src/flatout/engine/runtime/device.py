@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import torch
 
 from flatout.errors import UsageError
 from flatout.schema.units import counted_text
+from flatout.system.process_env import repeat_products
 
 
 def chosen_device(text: str | None) -> torch.device:
@@ -31,7 +35,22 @@ def chosen_device(text: str | None) -> torch.device:
     return device
 
 
+def prepare_products() -> None:
+    """Lets cuBLAS repeat bit for bit in a notebook's process, if nothing has used a GPU there yet.
+
+    cuBLAS reads it when it begins. Only where a notebook calls: a worker gets it from its parent
+    process, and the process of a plain loop that is measured must not have it.
+    """
+    if not torch.cuda.is_initialized():
+        repeat_products()
+
+
 def use_device(device: torch.device) -> None:
     """Makes a GPU the one that torch uses where none is named: for streams, events and graphs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a context with `use_device`; afterwards torch uses the GPU that it used before."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from flatout.engine.runtime.error_advice import advice_on
 from flatout.engine.runtime.stop_signals import StoppedEarly
 from flatout.engine.runtime.user_code import (
     CodeLocation,
-    function_named,
+    function_refusing,
     is_own_file,
     is_user_file,
     lines_with,
@@ -79,6 +79,8 @@ AT_WORK = (
     "engine/tuner/data_subset.py",
 )
 _SECOND_BACKWARD = "backward through the graph a second time"
+# The second is Python 3.13's, of a function within another one.
+_NOT_PICKLED = ("pickle", "get local object")
 # Correct signatures of methods that torch or flatout call.
 _RIGHT_ARGUMENTS = {
     "__getitem__": "define it as `def __getitem__(self, index):`",
@@ -151,7 +153,8 @@ def _refused_by_torch(error: Exception) -> FlatoutError | None:
             because=text.splitlines()[0],
             fix="resume the run; if it happens again, memory may be short: --use loader_workers=0",
         )
-    if isinstance(error, AttributeError | TypeError | pickle.PicklingError) and "pickle" in text:
+    is_pickling = isinstance(error, AttributeError | TypeError | pickle.PicklingError)
+    if is_pickling and any(words in text for words in _NOT_PICKLED):
         return RunFailed(
             "data-cannot-be-sent",
             f"cannot send the data to the processes that read it: {one_line(error)}",
@@ -280,9 +283,11 @@ def _called_wrongly(message: str, frames: list[traceback.FrameSummary]) -> Usage
     match = re.search(r"^TypeError: ([\w.<>]+)\(\) ((?:takes|missing|got) .+)", message)
     if match is None or not frames:
         return None
-    if is_own_file(frames[-1].filename) and function_named(match[1], own=True) is not None:
+    name, refusal = match[1], match[2]
+    is_in_own_file = is_own_file(frames[-1].filename)
+    if is_in_own_file and function_refusing(name, refusal, own=True) is not None:
         return None
-    function = function_named(match[1], own=False)
+    function = function_refusing(name, refusal, own=False)
     location = location_of(function) if function is not None else None
     if location is None or not is_user_file(location.file):
         return None
@@ -292,7 +297,7 @@ def _called_wrongly(message: str, frames: list[traceback.FrameSummary]) -> Usage
         f"{match[2]}.",
         because=location.with_code,
         fix=_RIGHT_ARGUMENTS.get(match[1].rpartition(".")[2])
-        or "let it accept the arguments that flatout passes; see docs/experiments.md",
+        or "let it accept the arguments that flatout passes; see `flatout docs experiments`",
     )
 
 

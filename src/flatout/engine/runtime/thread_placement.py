@@ -23,8 +23,11 @@ from flatout.system import thread_times
 _WATCHED_S = 0.05
 # An OpenMP thread works or spins while the calling thread works.
 _LEAST_SHARE = 0.25
+# Its product takes all threads for some milliseconds.
+_MATRIX = 512
 # Each attempt watches twice as long as the one before. A step that uses one thread has no others.
 _MOST_ATTEMPTS = 6
+_ATTEMPTS_AT_ONCE = 3
 
 
 class ThreadPlacement:
@@ -62,6 +65,15 @@ class ThreadPlacement:
         elif self._began_s is not None and thread_times.own_s() - self._began_s >= self._watched_s:
             self._end_watch()
 
+    def find(self) -> None:
+        """Finds OpenMP's threads by work of its own, where the first step may be the only one."""
+        matrix = torch.ones(_MATRIX, _MATRIX)
+        # Next to other programs, OpenMP's threads may get too little of the first one.
+        num_left = self._attempts_left - _ATTEMPTS_AT_ONCE
+        while self._attempts_left > max(0, num_left) and not self._others:
+            with self:
+                torch.mm(matrix, matrix)
+
     def release(self) -> None:
         """Unpins OpenMP's threads; the next step pins them again."""
         if sys.platform == "linux" and self._is_placed:
@@ -77,13 +89,10 @@ class ThreadPlacement:
             self.release()
             return
         try:
-            if self._is_placed:
-                # OpenMP ends threads where fewer are wanted, and starts others with the CPUs of
-                # the thread that needs them.
-                for thread in self._others:
-                    os.sched_getaffinity(thread)
-            else:
-                for cpu, thread in zip(self._cpus[1:], self._others, strict=True):
+            # Each time: OpenMP ends threads where fewer are wanted, and starts others with the CPUs
+            # of the thread that needs them; and settings of the process may have moved them.
+            for cpu, thread in zip(self._cpus[1:], self._others, strict=True):
+                if os.sched_getaffinity(thread) != {cpu}:
                     os.sched_setaffinity(thread, {cpu})
             os.sched_setaffinity(0, {self._cpus[0]})
             self._is_placed = True

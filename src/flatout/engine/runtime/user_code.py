@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import linecache
+import re
 import sys
 import sysconfig
 import textwrap
@@ -157,8 +158,12 @@ def lines_with(text: str) -> list[CodeLocation]:
     return locations
 
 
-def function_named(qualified: str, own: bool) -> Callable[..., Any] | None:
-    """A function of that qualified name, wherever it is held; own: one of flatout's."""
+def function_refusing(qualified: str, refusal: str, own: bool) -> Callable[..., Any] | None:
+    """A function of that qualified name, wherever it is held, that a call's refusal is about.
+
+    refusal: what Python said, such as "missing 1 required positional argument: 'epoch'".
+    own: one of flatout's.
+    """
     import gc
 
     # What was loaded with torch is left out by the collector until it is put back.
@@ -169,6 +174,25 @@ def function_named(qualified: str, own: bool) -> Callable[..., Any] | None:
         # One that was defined before in a notebook, or in a file that was read again, is none.
         module = sys.modules.get(function.__module__)
         is_current = module is not None and vars(module) is function.__globals__
-        if is_current and is_own_file(function.__code__.co_filename) == own:
+        if not is_current or is_own_file(function.__code__.co_filename) != own:
+            continue
+        if _can_refuse(function, refusal):
             return function
     return None
+
+
+def _can_refuse(function: FunctionType, refusal: str) -> bool:
+    """Whether these parameters fit what was said: two classes of one name may have one method."""
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    positional, keyword_only = parameters[: code.co_argcount], parameters[code.co_argcount :]
+    if refusal.startswith("missing "):
+        kind = keyword_only if "keyword-only" in refusal else positional
+        return set(re.findall(r"'(\w+)'", refusal)) <= {*kind}
+    if (unexpected := re.match(r"got an unexpected keyword argument '(\w+)'", refusal)) is not None:
+        takes_any = code.co_flags & inspect.CO_VARKEYWORDS
+        return not takes_any and unexpected[1] not in parameters
+    if (most := re.match(r"takes (?:from \d+ to )?(\d+) positional", refusal)) is not None:
+        takes_any = code.co_flags & inspect.CO_VARARGS
+        return not takes_any and int(most[1]) == len(positional)
+    return True

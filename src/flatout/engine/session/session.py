@@ -44,9 +44,10 @@ from flatout.engine.runtime.lazy_compiler import use_deterministic_algorithms
 from flatout.engine.runtime.thread_placement import ThreadPlacement
 from flatout.engine.runtime.user_code import location_of
 from flatout.engine.session.hook_set import HookSet
+from flatout.engine.session.optimizer_attributes import OptimizerAttributes
 from flatout.engine.step.compiled_loss import StepLoss
 from flatout.engine.step.compiled_optimizer import OptimizerSteps
-from flatout.engine.step.cuda_graphs import Graphs, graphs_on
+from flatout.engine.step.cuda_graphs import GraphRecorder, graphs_on
 from flatout.engine.step.step import StepParts
 from flatout.engine.tensors.nested import placer, tensors_in
 from flatout.engine.tensors.sharded import local_part
@@ -74,7 +75,7 @@ class BuiltExperiment:
     train_data: Any
     facts: ExperimentFacts
     hooks: HookSet
-    graphs: Graphs | None = None
+    graphs: GraphRecorder | None = None
     sharding: FullySharded | None = None
     num_sharing: int = 1
     length: tuple[int | None, int | None] = (None, None)
@@ -157,8 +158,8 @@ def build(
     hooks = HookSet(experiment)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
     if hooks.has("on_step"):
-        # It reads and changes what a graph would hold, after every step.
-        facts = replace(facts, has_step_hook=True, forms_to_capture=())
+        reason = "a hook's on_step runs after every step, and may change what a graph holds"
+        facts = replace(facts, has_step_hook=True, forms_to_capture=(), not_captured=reason)
     sharding = None
     if is_spread:
         check_can_be_sharded(model, optimizers)
@@ -256,8 +257,7 @@ class Session:
         self.experiment = built.experiment
         self.recipe = recipe
         self.ranks = ranks
-        self.seed = built.seed
-        self.file = built.file
+        self.seed, self.file = built.seed, built.file
         self.device = built.device
         self.placement = ThreadPlacement(built.device)
         self.facts = built.facts
@@ -285,6 +285,7 @@ class Session:
         self.learning_rates = LrSchedulers(built.experiment, self.optimizers, built.schedule_steps)
         self._num_weights = self.optimizers.num_weights()
         self.attributes = ModuleAttributes(self.model)
+        self.optimizer_attributes = OptimizerAttributes(self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None

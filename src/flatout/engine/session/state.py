@@ -56,6 +56,7 @@ def _state(session: Session) -> dict[str, Any]:
             "now": buffer_forms(session.model),
         },
         "optimizer": session.optimizers.state_dict(),
+        "optimizer_attributes": session.optimizer_attributes.state(),
         "schedule": session.learning_rates.state_dict(),
         "schedule_steps": session.learning_rates.total_steps,
         "scaler": session.scaler.state_dict() if session.scaler is not None else None,
@@ -150,6 +151,7 @@ def _take_over(session: Session, state: dict[str, Any], is_changed: bool) -> Non
         session.attributes.load_state(state["attributes"])
     implementation = session.recipe.optimizer_implementation.value
     session.optimizers.load_state_dict(state["optimizer"], implementation)
+    session.optimizer_attributes.load_state(state.get("optimizer_attributes", {}))
     _take_over_schedule(session, state, is_changed)
     for part, name in ((session.scaler, "scaler"), (session.average, "average")):
         if part is not None and state[name] is not None:

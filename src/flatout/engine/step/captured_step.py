@@ -23,7 +23,7 @@ from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory, on
 from flatout.engine.runtime.gpu_memory import release_memory
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.runtime.user_code import kind_text
-from flatout.engine.step.cuda_graphs import Graph, Graphs
+from flatout.engine.step.cuda_graphs import Graph, GraphRecorder
 from flatout.engine.step.device_lr import DeviceLr
 from flatout.engine.step.step import EagerStep, StepParts
 from flatout.engine.tensors.nested import tensors_in, with_tensors
@@ -78,7 +78,9 @@ class CapturedStep:
     # Several ranks do not take it.
     exchange = None
 
-    def __init__(self, parts: StepParts, timer: StepTimer, graphs: Graphs, num_steps: int) -> None:
+    def __init__(
+        self, parts: StepParts, timer: StepTimer, graphs: GraphRecorder, num_steps: int
+    ) -> None:
         self.problem: str | None = None
         self.is_outdated = False
         self.num_replayed = self.num_eager = 0

@@ -33,7 +33,7 @@ class Graph(Protocol):
         ...
 
 
-class Graphs(Protocol):
+class GraphRecorder(Protocol):
     """Records work of a device."""
 
     def aside(self) -> AbstractContextManager[Any]:
@@ -72,7 +72,7 @@ class CudaGraphs:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """See Graphs: workspaces of libraries belong to a stream, and kernels are chosen on it."""
+        """See GraphRecorder: libraries' workspaces and the choice of kernels belong to a stream."""
         current = torch.cuda.current_stream(self._device)
         # What one of the streams has freed, the other one may still read: each waits for the other.
         self._stream.wait_stream(current)
@@ -84,7 +84,7 @@ class CudaGraphs:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """See Graphs: operations that wait, and draws from generators of the host."""
+        """See GraphRecorder: operations that wait, and draws from generators of the host."""
         reasons: list[str] = []
         mode = torch.cuda.get_sync_debug_mode()
         before = rng.host_generator_states()
@@ -106,7 +106,7 @@ class CudaGraphs:
         reasons += [drawn_on_host(name) for name in moved]
 
     def recorded(self, action: Action) -> torch.cuda.CUDAGraph:
-        """See Graphs."""
+        """See GraphRecorder."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         # What eager steps have left in the allocator's cache, the graph's own pool needs now.
@@ -153,6 +153,6 @@ def drawn_on_host(name: str) -> str:
     )
 
 
-def graphs_on(device: torch.device) -> Graphs | None:
+def graphs_on(device: torch.device) -> GraphRecorder | None:
     """The recorder of a device's work; None if there is none."""
     return CudaGraphs(device) if device.type == "cuda" else None

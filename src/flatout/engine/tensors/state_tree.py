@@ -19,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.engine.tensors.host_copies import Pair, empty_on_host, fill_on_host
 from flatout.engine.tensors.safetensors_file import DTYPES
 from flatout.errors import RunFailed, UsageError
 
 Tree = Any
-
-# What of a tensor travels from a GPU at a time.
-_PIECE_BYTES = 32 * 2**20
 
 _COMPLEX = (torch.complex64, torch.complex128)
 
@@ -55,12 +53,20 @@ def pack(state: Any, *, is_copied: bool = True) -> Packed:
         UsageError: state-cannot-be-stored, with the path to what cannot.
     """
     packed = Packed()
-    packed.tree = _Packer(packed.tensors, is_copied).tree(state, "")
+    packer = _Packer(packed.tensors, is_copied)
+    packed.tree = packer.tree(state, "")
+    fill_on_host(packer.copies)
     return packed
 
 
 class _Packer:
+    """Takes a state apart.
+
+    copies: tensors of the result that are still to be filled, each with what belongs there.
+    """
+
     def __init__(self, tensors: dict[str, Tensor], is_copied: bool) -> None:
+        self.copies: list[Pair] = []
         self._tensors = tensors
         self._is_copied = is_copied
         self._name_by_memory: dict[tuple[Any, ...], str] = {}
@@ -112,9 +118,15 @@ class _Packer:
         name = known or self._free_name(path or "tensor")
         if known is None:
             self._name_by_memory[memory] = name
-            self._tensors[name] = host_copy(tensor) if self._is_copied else tensor
+            self._tensors[name] = self._copy_of(tensor) if self._is_copied else tensor
         stride = None if tensor.is_contiguous() else list(tensor.stride())
         return {"tensor": name} if stride is None else {"tensor": name, "stride": stride}
+
+    def _copy_of(self, tensor: Tensor) -> Tensor:
+        # Filled together in the end: from a GPU, many small ones travel as one.
+        copy = empty_on_host(tensor)
+        self.copies.append((copy, tensor))
+        return copy
 
     def _free_name(self, name: str) -> str:
         """Makes a path a unique name: {"a.b": 1} and {"a": {"b": 1}} have the same path."""
@@ -162,52 +174,6 @@ def compact(tensor: Tensor) -> Tensor:
         if stride == 0:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
-
-
-def host_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU; a large one comes through pinned memory."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if tensor.is_cuda and tensor.nbytes > _PIECE_BYTES and tensor.is_contiguous():
-        copy_in_pieces(copy, tensor.detach())
-        return copy
-    return copy.copy_(tensor.detach())
-
-
-def copy_in_pieces(copy: Tensor, tensor: Tensor) -> None:
-    """Copies a contiguous tensor of a GPU through pinned memory, which is several times quicker.
-
-    Pinned as a whole, the copy would take as long to be made; so while one piece travels, the
-    one before is moved on to where it belongs.
-    """
-    size = _PIECE_BYTES // tensor.element_size()
-    pieces = zip(copy.view(-1).split(size), tensor.view(-1).split(size), strict=True)
-    pinned: list[tuple[Tensor, Any]] = []
-    on_its_way: tuple[Tensor, Tensor, Any] | None = None
-    for number, (to, piece) in enumerate(pieces):
-        if number < 2:
-            pinned.append(_staging(size, tensor))
-        staging, event = pinned[number % 2]
-        staging[: len(piece)].copy_(piece, non_blocking=True)
-        event.record()
-        if on_its_way is not None:
-            _arrive(*on_its_way)
-        on_its_way = to, staging, event
-    if on_its_way is not None:
-        _arrive(*on_its_way)
-
-
-def _staging(size: int, tensor: Tensor) -> tuple[Tensor, Any]:
-    event = torch.cuda.Event()
-    try:
-        return torch.empty(size, dtype=tensor.dtype, pin_memory=tensor.is_cuda), event
-    except RuntimeError:
-        # Little can be pinned under WSL: then it is as slow as it was.
-        return torch.empty(size, dtype=tensor.dtype), event
-
-
-def _arrive(to: Tensor, staging: Tensor, event: Any) -> None:
-    event.synchronize()
-    to.copy_(staging[: len(to)])
 
 
 def _join(path: str, key: Any) -> str:

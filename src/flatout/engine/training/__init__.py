@@ -38,6 +38,7 @@ When memory runs out
    updater.py               makes an update; rolls back one that was interrupted
      engine/runtime/oom.py    which exceptions say that memory ran out, and in which part
      rng_buffer_snapshot.py   generators and buffers as they were before the batch
+     attribute_snapshot.py    the same for plain attributes of modules
    oom_recovery.py          the recipe that uses less memory, logged in events.jsonl before use
      tune/oom_policy.py       what can be done, and when more is tried again: no tensors
    trainer.py               goes back to the last checkpoint, if the weights may have been touched

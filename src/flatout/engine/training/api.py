@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from flatout import __version__
@@ -19,6 +18,7 @@ from flatout.engine.data.fitted import fitted_for
 from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.runlog.event_log import EventLog, SilentEventLog
 from flatout.engine.runlog.progress_echo import echo_here
+from flatout.engine.runtime.device import prepare_products
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.stop_signals import (
     StoppedEarly,
@@ -37,7 +37,6 @@ from flatout.schema.recipe import fixed_fields
 from flatout.schema.run import Run, RunHeader
 from flatout.schema.run_lines import DryRan, Failed, Finished, Stopped
 from flatout.system.clock import now_s
-from flatout.system.process_env import repeat_products
 from flatout.system.store.failed_start import is_failed_start, set_aside
 from flatout.system.store.run_folder import (
     RunFolder,
@@ -48,7 +47,7 @@ from flatout.system.store.run_folder import (
     read_run,
     run_in_use,
 )
-from flatout.system.tracker_process import requested_trackers, start_trackers
+from flatout.system.tracker_process import num_event_bytes, requested_trackers, start_trackers
 
 # What ends a training that has not failed.
 _STOPS = (StoppedEarly, KeyboardInterrupt, SystemExit)
@@ -91,7 +90,7 @@ def train(
 
     Args:
         experiment: what to train.
-        use: recipe fields by name, with the values to fix; see docs/recipe.md.
+        use: recipe fields by name, with the values to fix; see `flatout docs recipe`.
         seed: of weights, order and augmentation. On resume the run's own seed is used.
         name: the run's id; by default notebook-0001, notebook-0002 ...
         resume: id or folder of a run of the same experiment to continue with.
@@ -99,7 +98,7 @@ def train(
             `use={"device": ...}`.
         epochs: how many epochs in all, instead of the experiment's own length.
         steps: how many updates in all, instead of the experiment's own length; not on resume.
-        track: trackers that the run is sent to, such as `mlflow`; see docs/trackers.md.
+        track: trackers that the run is sent to, such as `mlflow`; see `flatout docs trackers`.
         is_quiet: shows nothing while it trains.
 
     Returns:
@@ -112,9 +111,7 @@ def train(
     require_experiment(experiment, "train")
     fixed = fixed_fields(use, device)
     experiment = _with_length(experiment, epochs, steps)
-    if not torch.cuda.is_initialized():
-        # cuBLAS reads it when it begins. A worker gets it from its parent process.
-        repeat_products()
+    prepare_products()
     before = find_run(resume) if resume is not None else None
     trackers = requested_trackers([track] if isinstance(track, str) else track, before)
     if before is not None:
@@ -133,7 +130,7 @@ def train(
     request = StopRequest()
     with signals_as_requests(request), _none_left_of_a_failed_start(folder, resume is None):
         echo = None if is_quiet else echo_here()
-        start_trackers(folder, trackers)
+        start_trackers(folder, trackers, num_event_bytes(folder))
         model = train_in(TrainTask(folder, spec, change, request, echo), lambda: experiment)
     assert model is not None, "this was not a dry run"
     return Trained(run=read_run(folder), model=model)

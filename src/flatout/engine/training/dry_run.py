@@ -12,11 +12,13 @@ from torch import Tensor
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.feed import MicroBatch
+from flatout.engine.model.precision import check_repeatable
 from flatout.engine.ranks.model_layout import ModelLayout
+from flatout.engine.recipe.experiment_facts import restored_device
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime import rng
-from flatout.engine.runtime.device import chosen_device
+from flatout.engine.runtime.device import chosen_device, prepare_products
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.step_timer import StepTimer, peak_memory_bytes
 from flatout.engine.session.session import Session, build, process_settings
@@ -43,7 +45,7 @@ def dry_run(
 
     Args:
         experiment: what is tried.
-        use: recipe fields by name, with the values to fix; see docs/recipe.md.
+        use: recipe fields by name, with the values to fix; see `flatout docs recipe`.
         seed: of weights, order and augmentation.
 
     Returns:
@@ -52,6 +54,7 @@ def dry_run(
     Raises:
         UsageError, RunFailed: what a training would raise in its first step or first validation.
     """
+    prepare_products()
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
     with TemporaryDirectory(prefix="flatout-", ignore_cleanup_errors=True) as folder:
@@ -79,7 +82,7 @@ def tried(experiment: Experiment, spec: ExperimentSpec, event_log: EventLog) -> 
         UsageError: what a training would be refused for.
     """
     device_name = spec.fixed.get("device")
-    with rng.untouched_generators(chosen_device(device_name)):
+    with rng.untouched_generators(chosen_device(device_name)), restored_device():
         init = spec.init
         layout = (
             ModelLayout(init=lambda model: init_weights(model, Path(init)))
@@ -91,6 +94,7 @@ def tried(experiment: Experiment, spec: ExperimentSpec, event_log: EventLog) -> 
         # What starts processes or records graphs is not worth it for one batch.
         quick = {"loader_workers": 0, "capture": "off", "compiled": "off"}
         recipe = built.recipe({**spec.fixed, **quick})
+        check_repeatable(recipe, built.device)
         for finding in check_recipe(built.recipe(spec.fixed), built.facts):
             event_log.warn(0, finding)
         with process_settings(recipe):

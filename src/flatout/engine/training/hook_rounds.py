@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.engine.hooks import HookContext, HookEntry
 from flatout.engine.model.ema import WeightAverage
+from flatout.engine.model.module_attributes import version_of
 from flatout.engine.ranks.gradient_buffers import are_same
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.session.session import Session
@@ -195,7 +196,7 @@ def _versions(session: Session) -> list[int]:
     if session.ranks.size == 1:
         return []
     tensors = (*session.model.parameters(), *session.model.buffers())
-    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return [version_of(tensor) for tensor in tensors]
 
 
 def _safe(name: str) -> str:

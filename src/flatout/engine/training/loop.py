@@ -122,7 +122,7 @@ class Loop:
         experiment = session.experiment
         every = experiment.validate_every
         self._validate_every = every if isinstance(every, int) else None
-        self._is_first_update = True
+        self._is_first_update = self._is_first_hook = True
         self._has_warned_of_lost = False
 
     def run(self) -> Ending:
@@ -235,6 +235,11 @@ class Loop:
         if self._hooks.are_per_step:
             self._runner.flush(is_waiting=True)
             self._hooks.after_step(loss, self._runner.renew)
+            if self._is_first_hook:
+                # What the first call changes is copied before each batch from now on. Reading all
+                # attributes after each call would cost as much as a small step.
+                self._runner.detect_changes()
+                self._is_first_hook = False
         if self._validate_every is not None and step % self._validate_every == 0:
             is_adapted = self._validate()
             self._hooks.after_validation(self._validator.take_metrics(), self._runner.renew)
@@ -299,6 +304,7 @@ class Loop:
                 with contextlib.suppress(FlatoutError):
                     self._save(is_waiting=True)
             raise
+        self._runner.settle()
         self._timer.mark("validation")
         return is_adapted
 

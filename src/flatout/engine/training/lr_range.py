@@ -11,11 +11,12 @@ from torch import Tensor
 
 from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.feed.feed import MicroBatch
+from flatout.engine.model.precision import check_repeatable
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.recipe.experiment_facts import restored_device
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runtime import rng
-from flatout.engine.runtime.device import chosen_device
+from flatout.engine.runtime.device import chosen_device, prepare_products
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.session import Session, build, process_settings
@@ -49,7 +50,7 @@ def lr_range(
 ) -> LrRange:
     """Tries learning rates from small to large, each for one step, in this process.
 
-    Schedule, hooks, validation and averages of the weights are left out; see docs/lr.md.
+    Schedule, hooks, validation and averages of the weights are left out; see `flatout docs lr`.
 
     Args:
         experiment: what would be trained.
@@ -67,6 +68,7 @@ def lr_range(
         RunFailed: what the experiment raises in a step.
     """
     require_experiment(experiment, "lr_range")
+    prepare_products()
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
     sweep = LrSweep(from_lr=from_lr, to_lr=to_lr, num_steps=steps)
@@ -101,6 +103,7 @@ def swept(
         built.optimizers.check_implementation(
             recipe.optimizer_implementation.value, can_be_fused=built.facts.can_be_fused
         )
+        check_repeatable(recipe, built.device)
         warnings = check_recipe(recipe, built.facts)
         with process_settings(recipe):
             session = Session(built, recipe)

@@ -2,6 +2,7 @@
 
 A forward pass draws random numbers and moves BatchNorm's averages. Where memory runs out before the
 weights were touched, these are put back, and the batch can be repeated as if nothing had been.
+Plain attributes are in `attribute_snapshot.py`.
 
 Most models move few of them, and reading a generator takes as long as a small layer (LOG.md). So
 what was not seen to move is kept once, and only compared when it would have to be put back: if it
@@ -21,13 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.tensors.state_tree import compact
+from flatout.engine.training.attribute_snapshot import AttributeSnapshot
 
 # A buffer by where its module has it: modules may put another tensor there.
 _BufferSlot = tuple[dict[str, Tensor | None], str]
 
 
 class StepSnapshot:
-    """Generators and buffers as they were before a batch.
+    """Generators, buffers and plain attributes as they were before a batch.
+
+    settle: takes plain attributes that have changed between batches as they are now.
 
     Args:
         model: whose buffers they are.
@@ -42,10 +46,13 @@ class StepSnapshot:
         self._resting: dict[str, _Generator] = {}
         self._moving_buffers = _by_kind(_buffer_slots(model))
         self._resting_buffers = _Buffers([])
+        self._attributes = AttributeSnapshot(model)
+        self.settle = self._attributes.settle
         self._has_detected = False
 
     def keep(self) -> None:
         """A batch begins: what moves is kept as it is now."""
+        self._attributes.keep()
         for generator in self._moving.values():
             generator.keep()
         for buffers in self._moving_buffers:
@@ -54,6 +61,7 @@ class StepSnapshot:
     @torch.no_grad()
     def detect_changes(self) -> None:
         """Finds out what moves; to be called after the first batch, and now and then."""
+        self._attributes.detect_changes()
         if not self._has_detected:
             self._has_detected = True
             self._resting = {n: g for n, g in self._moving.items() if not g.has_moved()}
@@ -86,8 +94,10 @@ class StepSnapshot:
             and len(_buffer_slots(self._model)) == sum(len(buffers.slots) for buffers in groups)
             and not any(generator.has_moved() for generator in self._resting.values())
             and not self._resting_buffers.moved_slots()
+            and self._attributes.is_known()
         )
         if is_known:
+            self._attributes.restore()
             for generator in self._moving.values():
                 generator.restore()
             for buffers in self._moving_buffers:

@@ -24,7 +24,7 @@ from flatout.schema.units import counted_text
 
 # Of the steps to come: with more of them without a rate, it is not trained.
 _MOST_IDLE = 0.1
-_HOW_TO = "`schedule=lambda optimizer, total_steps: ...`, see docs/experiments.md"
+_HOW_TO = "`schedule=lambda optimizer, total_steps: ...`, see `flatout docs experiments`"
 _FIX_OF_NEW = f"make the schedule as long as the training: {_HOW_TO}; or train for less time"
 
 

@@ -1,9 +1,9 @@
 """Runs an epoch's updates, and retries one with smaller micro-batches after out-of-memory.
 
 An update that fails before the weights are touched leaves nothing behind: gradients are dropped,
-generators and buffers restored (`rng_buffer_snapshot.py`), and the same batch is repeated. Once the
-optimizer step has started, what it has changed is unknown: the run rolls back to its last
-checkpoint, which costs nothing in the steps that succeed, and is exact for any optimizer.
+generators, buffers and plain attributes restored (`rng_buffer_snapshot.py`), and the same batch is
+repeated. Once the optimizer step has started, what it has changed is unknown: the run rolls back to
+its last checkpoint, which costs nothing in the steps that succeed, and is exact for any optimizer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class StepRunner:
 
     is_whole: weights, generators and buffers are those after an update: they can be saved.
     flop_count: of such an update.
-    detect_changes: finds out which generators and buffers the updates move.
+    detect_changes: finds out which generators, buffers and plain attributes the updates move.
+    settle: takes plain attributes of the model that were changed between updates as they are.
 
     Args:
         session: what is trained.
@@ -65,7 +66,7 @@ class StepRunner:
         self._step = new_step(session, timer)
         self._has_reported_problem = False
         self._snapshot = StepSnapshot(session.model, session.device)
-        self.detect_changes = self._snapshot.detect_changes
+        self.detect_changes, self.settle = self._snapshot.detect_changes, self._snapshot.settle
         self._updates: Iterator[list[MicroBatch]] = iter(())
         self._requests = requests
         self.flop_count = FlopCount(session)
@@ -211,6 +212,7 @@ class StepRunner:
         Args:
             is_refrozen: other weights may be trained, too. (Several ranks find that out.)
         """
+        self.settle()
         session = self._session
         if session.loss is not None:
             session.loss.renew(session.recipe)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.experiment import Experiment, require_experiment
+from flatout.engine.runtime.device import prepare_products
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.tuner.candidate_builder import TuningTask
@@ -64,6 +65,7 @@ def tune(
         RunFailed: the plain loop could not be run.
     """
     require_experiment(experiment, "tune")
+    prepare_products()
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     events: list[Event] = []
 

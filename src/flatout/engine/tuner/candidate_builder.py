@@ -18,7 +18,12 @@ import torch
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.cached_feed import CachedFeed
 from flatout.engine.feed.datasets import RepeatedSubset
-from flatout.engine.model.precision import check_layers, check_precision, set_matmul_precision
+from flatout.engine.model.precision import (
+    check_layers,
+    check_precision,
+    check_repeatable,
+    set_matmul_precision,
+)
 from flatout.engine.recipe.default_recipe import changed_recipe, chosen_recipe
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runtime.allocator import why_not_retained
@@ -239,6 +244,7 @@ def _check(recipe: Recipe, built: BuiltExperiment) -> None:
         UsageError: precision-not-here, recipe-does-not-fit.
     """
     check_precision(recipe.precision.value, built.device)
+    check_repeatable(recipe, built.device)
     check_layers(recipe.precision.value, built.model, built.device)
     implementation = recipe.optimizer_implementation.value
     built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
@@ -285,6 +291,7 @@ def _setting(built: BuiltExperiment, subject: TuningTask) -> Setting:
         can_be_fused=facts.can_be_fused,
         has_foreach="foreach" in built.optimizers.only.defaults,
         forms_to_capture=facts.forms_to_capture,
+        not_captured=facts.not_captured,
         has_blocks=facts.num_blocks > 0,
         fixed=subject.fixed,
         baseline=subject.baseline,

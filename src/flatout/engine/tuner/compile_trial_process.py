@@ -21,7 +21,7 @@ from flatout.engine.runtime.fast_import import COMPILER, import_quickly
 from flatout.engine.tuner.trial_process import Terms, TrialContext, task_of
 from flatout.errors import RunFailed
 from flatout.schema.finding import finding_from
-from flatout.schema.tuning import Check, Result, Trial, Verdict
+from flatout.schema.tuning import Check, GateVerdict, Result, Trial
 from flatout.schema.units import seconds_text
 from flatout.system.clock import elapsed_s
 from flatout.system.exit_code import end
@@ -59,7 +59,7 @@ def measured_in_child(trial: Trial, limit_s: float, context: TrialContext) -> Re
     return _result_from_child(request, context)
 
 
-def judged_in_child(trial: Trial, context: TrialContext) -> Verdict:
+def judged_in_child(trial: Trial, context: TrialContext) -> GateVerdict:
     """The gate's verdict on a trial's candidate in a fresh process; see `measured_in_child`."""
     request = CompileTrialRequest(trial=trial, limit_s=0.0, terms=context.terms, is_measured=False)
     result = _result_from_child(request, context)
@@ -67,7 +67,7 @@ def judged_in_child(trial: Trial, context: TrialContext) -> Verdict:
         return result.verdict
     note = result.problem.problem if result.problem is not None else "the process did not answer"
     check = Check(name="gate", is_passed=False, note=f"could not be checked: {note}")
-    return Verdict(checks=(check,))
+    return GateVerdict(checks=(check,))
 
 
 def _result_from_child(request: CompileTrialRequest, context: TrialContext) -> Result:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from flatout.engine.recipe.experiment_facts import restored_device
 from flatout.engine.runtime import rng
 from flatout.engine.runtime.device import chosen_device
 from flatout.engine.runtime.gpu_memory import release_memory
@@ -105,8 +106,8 @@ def tuned_recipe(search: Search) -> Recipe | None:
             because="the step is written for flatout's `updates`",
             fix="try settings with --use, and compare the runs with `flatout compare`",
         )
-    # Every contestant sets seeds: restore the generators for the caller.
-    with rng.untouched_generators(chosen_device(search.subject.device_name)):
+    # Every contestant sets seeds, and the GPU: restore them for the caller.
+    with rng.untouched_generators(chosen_device(search.subject.device_name)), restored_device():
         return _tuned_recipe(search)
 
 

@@ -26,7 +26,7 @@ from flatout.engine.tuner.effect_checks import UpdateEvidence, observed_effect
 from flatout.engine.tuner.op_trace import Trace, traced
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import finding_from
-from flatout.schema.tuning import Check, Profile, Result, Trial, Verdict
+from flatout.schema.tuning import Check, GateVerdict, Profile, Result, Trial
 from flatout.system.clock import elapsed_s
 from flatout.system.load import LoadWatch
 from flatout.tune.memory import accumulated, recomputing
@@ -106,7 +106,7 @@ class Trials:
             load=watch.load(),
         )
 
-    def judged(self, changes: dict[str, Any]) -> Verdict:
+    def judged(self, changes: dict[str, Any]) -> GateVerdict:
         """Whether a candidate still computes what the plain step computes."""
         builder = self.builder
         if self._gate is None:
@@ -128,7 +128,7 @@ class Trials:
             check = Check(
                 name="gate", is_passed=False, note=f"could not be checked: {known_error.problem}"
             )
-            return Verdict(checks=(check,))
+            return GateVerdict(checks=(check,))
 
     def contestant(
         self,
@@ -360,7 +360,7 @@ def _host_share(contestant: TimedLoop, num_updates: int) -> float | None:
 
 
 def _fits_nowhere(
-    verdict: Verdict | None, why_not: str | None, *, has_batch_norm: bool
+    verdict: GateVerdict | None, why_not: str | None, *, has_batch_norm: bool
 ) -> RunFailed:
     because = "a single sample needs more memory than there is"
     if has_batch_norm:
