@@ -24,7 +24,7 @@ from flatout.system import atomic_files
 from flatout.system.store.jsonl_scan import last_line
 from flatout.system.store.run_folder import RunFolder, read_run
 
-EXPERIMENT = Path(__file__).with_name("counted.py")
+EXPERIMENT = Path(__file__).resolve().parents[1] / "tests" / "support" / "counted.py"
 # Where the fault hits: in the middle of the run, and of an epoch.
 AT_STEP = 330
 # A checkpoint every second or so, wherever the fault lands.

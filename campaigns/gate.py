@@ -25,7 +25,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.gate import GateSubject, Maker, judge
 from flatout.engine.gate.fixtures import changed
 from flatout.engine.session.session import build
-from flatout.schema.tuning import Verdict
+from flatout.schema.tuning import GateVerdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -44,7 +44,7 @@ class Judged:
     """A verdict and the seconds it took."""
 
     name: str
-    verdict: Verdict
+    verdict: GateVerdict
     duration_s: float
 
     def failed_text(self) -> str:

@@ -23,7 +23,7 @@ EXPERIMENT = Path(__file__).with_name("hard_to_resume.py")
 DATA = ("tensors", "samples", "stream")
 LIMIT_S = 180.0
 # `python -m flatout` as if matplotlib were not there: to draw each run at its end would take long.
-_WITHOUT_PICTURES = (
+WITHOUT_PICTURES = (
     "import sys; sys.modules['matplotlib'] = None; from flatout.__main__ import main; main()"
 )
 # 24 samples in 10 + 10 + 4: nearly every moment is inside an accumulation.
@@ -93,7 +93,7 @@ class Runs:
         self.state.mkdir(parents=True, exist_ok=True)
         with open(self.state / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _WITHOUT_PICTURES, "train", *arguments],
+                [sys.executable, "-c", WITHOUT_PICTURES, "train", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

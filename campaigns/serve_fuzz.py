@@ -29,6 +29,7 @@ from support.dated import measurement, read_machine, write_result
 
 from flatout.errors import FlatoutError
 from flatout.schema.serve_model import ServedModel, TensorSpec
+from flatout.serve.batching import input_bytes
 from flatout.serve.inputs import CallOptions, predict_requests
 from flatout.serve.limits import ServeLimits, decompressed
 from flatout.serve.open_inference import v2_call
@@ -46,6 +47,8 @@ NUMBERS = ServedModel(
 ALL = msgspec.structs.replace(
     NUMBERS, accepts=("tensors", "file", "text", "value"), has_decode=True
 )
+# Of a message: names, shapes and lengths.
+OVERHEAD_BYTES = 1000
 # The first byte of what atheris draws chooses how the rest arrives.
 KINDS = (
     "application/json", "multipart/form-data; boundary=B", "application/octet-stream", "text/plain",
@@ -71,7 +74,9 @@ def decode(drawn: bytes) -> None:
             raise AssertionError("an error without a fix") from error
         return
     for request in requests:
-        msgspec.msgpack.encode(request.input)
+        message = msgspec.msgpack.encode(request.input)
+        if len(message) > input_bytes(request.input) + OVERHEAD_BYTES:
+            raise AssertionError("batches are bounded by less than they take")
 
 
 def seeds() -> dict[str, bytes]:

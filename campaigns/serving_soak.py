@@ -3,7 +3,8 @@
     python campaigns/serving_soak.py [--minutes 10] [--load 0.8] [--replicas 2]
 
 Two runs of `mnist` with different weights. Every input has a known answer by each of them, asked
-for before. The limit of the server is measured, then requests come at `--load` of it on a schedule.
+for before. The limit of the server is measured, all connections are used at once for some seconds,
+then requests come at `--load` of the limit on a schedule.
 Every minute a replica is killed; the model is swapped to the other run after a third of the time,
 and back after two thirds. Counted: answers that are not the known one of the model that had to
 answer, requests without any answer, refusals (503 with Retry-After), other statuses; the memory of
@@ -57,6 +58,9 @@ RUNS = ("serving-mnist", "serving-mnist-other")
 SAMPLE_EVERY_S, KILL_EVERY_S = 5.0, 60.0
 # A process that has just started still grows.
 YOUNG_S = 20.0
+# Of all connections at once: the server's memory is that of the most requests it ever had, which
+# would otherwise come with a kill or a swap, and look like growth.
+FILL_S = 10.0
 # More growth than this in the whole soak is not flat.
 LARGEST_GROWTH = 0.03
 
@@ -121,7 +125,8 @@ def main() -> int:
         rate = options.load * limit
         job = http_load.Job(
             port=port, path="/predict", bodies=bodies, expected=known, users=512, rate_per_s=rate,
-            warmup_s=2.0, duration_s=60 * options.minutes, records=str(work.folder / "records"),
+            fill_s=FILL_S, warmup_s=2.0, duration_s=60 * options.minutes,
+            records=str(work.folder / "records"),
         )  # fmt: skip
         attack(work, job, server, soak)
     records = Path(str(job.records))
@@ -208,7 +213,7 @@ def kill_and_swap(
     generator: subprocess.Popen[bytes],
 ) -> None:
     """Kills replicas and swaps models until the generator has ended."""
-    began_s = time.time() + job.warmup_s
+    began_s = time.time() + job.fill_s + job.warmup_s
     # Between two kills.
     swaps_at_s = {1: job.duration_s / 3, 0: 2 * job.duration_s / 3}
     swaps_at_s = {to: _off_kills(at_s) for to, at_s in swaps_at_s.items()}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -34,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import sweep_peers
-from killed_run import LIMIT_S, end, victims_of
+from killed_run import LIMIT_S, WITHOUT_PICTURES, end, victims_of
 from support import dated
 from support.dated import Measurement
 
@@ -51,17 +52,19 @@ EXPERIMENTS = {
 
 @dataclass
 class Sweeps:
-    """A state folder, and the sweeps in it."""
+    """A state folder, and the sweeps in it. is_drawn: each sweep at its end, which takes long."""
 
     state: Path
+    is_drawn: bool = True
     problems: list[str] = field(default_factory=list)
 
     def start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
         """Starts `flatout sweep`; its output goes to a file."""
         self.state.mkdir(parents=True, exist_ok=True)
+        program = ["-m", "flatout"] if self.is_drawn else ["-c", WITHOUT_PICTURES]
         with open(self.state / "output.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "flatout", "sweep", *arguments],
+                [sys.executable, "-P", *program, "sweep", *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=environment(self.state),
             )  # fmt: skip
@@ -98,7 +101,9 @@ def arguments_of(experiment: str, sampler: str, num_trials: int, seed: int) -> l
     """A sweep of that many trials; of a grid, as many points."""
     words, lr = EXPERIMENTS[experiment]
     low, high = map(float, lr.partition("=")[2].split(".."))
-    step = f":step={(high - low) / (num_trials - 1):.9f}" if sampler == "grid" else ":log"
+    # Rounded up, the last point would be outside.
+    step_size = math.floor((high - low) / (num_trials - 1) * 1e9) / 1e9
+    step = f":step={step_size:.9f}" if sampler == "grid" else ":log"
     return [
         *words, "-s", lr + step, "--sampler", sampler, "--trials", str(num_trials),
         "--seed", str(seed), "--tune", "off", "--use", "device=cpu",
@@ -173,10 +178,10 @@ def difference(sweeps: Sweeps, num_trials: int) -> str | None:
 def attack(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """Kills every kind of sweep; gives what came of each, and how many differ."""
     results = []
-    experiments = options.experiments.split(",")
+    experiments = [name for name in options.experiments.split(",") if name]
     for experiment in experiments:
         for sampler in ("grid", "random"):
-            sweeps = Sweeps(folder / f"{experiment}-{sampler}")
+            sweeps = Sweeps(folder / f"{experiment}-{sampler}", is_drawn=False)
             num_trials = options.trials // len(experiments)
             dice = random.Random(f"{options.seed}/{experiment}/{sampler}")
             arguments = arguments_of(experiment, sampler, num_trials, options.seed)

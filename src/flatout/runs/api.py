@@ -99,6 +99,11 @@ def recognized(request: NewExperimentRequest) -> NewExperimentRequest:
     return inspect_data.recognized(request)
 
 
+def proposed_task(request: NewExperimentRequest) -> str:
+    """The task of a request, or the one that its data suggests."""
+    return inspect_data.proposed_task(request)
+
+
 def draft(request: NewExperimentRequest) -> NewExperiment:
     """A request for a new experiment, with its defaults, checked against the data that is named.
 
@@ -108,7 +113,8 @@ def draft(request: NewExperimentRequest) -> NewExperiment:
     """
     request = recognized(request)
     kind = request.settled_data
-    made = NewExperiment(name=check_name(request.name), task=request.settled_task, data=kind)
+    task = inspect_data.proposed_task(request)
+    made = NewExperiment(name=check_name(request.name), task=task, data=kind)
     if request.path is None or kind == "synthetic":
         return made
     path, is_beside = inspect_data.settled_path(request.path)
@@ -286,16 +292,19 @@ def can_draw() -> bool:
 def next_step() -> tuple[str, str]:
     """The next command to suggest on this machine, and why."""
     machine = probe(sys.executable)
+    where = ""
     if machine.framework("torch") is None:
         from flatout.compat import torch_needed
 
-        choice = torch_needed.choose_torch(machine, sys.version_info[:2])
-        return torch_needed.install_command(
-            sys.executable, choice
-        ), f"torch is not installed; {choice.why}"
+        name = torch_needed.environment_with_torch()
+        if name is None:
+            choice = torch_needed.choose_torch(machine, sys.version_info[:2])
+            command = torch_needed.providing_command(sys.executable, choice)
+            return command, f"torch is not installed; {choice.why}"
+        where = f" --env {name}"
     run = newest_run()
     if run is None:
-        return "flatout train digits", "trains on 1,797 small images that come with flatout"
+        return f"flatout train digits{where}", "trains on 1,797 small images that come with flatout"
     if run.status in ("stopped", "interrupted", "new"):
         return resume_run(run), f"{run.id} was {run.status} at step {run.step}"
     if run.status == "running":
@@ -341,7 +350,7 @@ def _utilization(run: Run, samples_per_s: float | None) -> Utilization | None:
 
 def record_crash(text: str) -> Path:
     """Saves the traceback of a bug in a file."""
-    path = paths.state_folder() / "crashes" / f"{clock.now_text().replace(':', '')}.txt"
+    path = paths.state_path("crashes") / f"{clock.now_text().replace(':', '')}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write_atomically(path, masked(text).encode(errors="replace"))
     return path

@@ -415,7 +415,18 @@ def _lookalike(module: ast.Module) -> str | None:
         isinstance(node, ast.AsyncFunctionDef) and node.name == "experiment" for node in module.body
     ):
         return "its `experiment` is an async function"
+    if any("experiment" in _assigned(node) for node in module.body):
+        return "its `experiment` is a variable, and flatout calls a function that builds it"
     return f"its functions are: {', '.join(functions)}" if functions else None
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    """The names that a statement assigns to."""
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
 
 
 def _syntax_error(error: Exception, file: str) -> UsageError:

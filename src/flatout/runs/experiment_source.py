@@ -249,13 +249,18 @@ def _no_such_file(text: str, path: Path) -> UsageError:
             because="an experiment is a .py file with a function `experiment`",
             fix="give the path of a .py file, or one of: " + ", ".join(built_in_names()),
         )
+    built_in = path.stem.replace("_", "-")
     # The ending, which all of them have, makes no two names alike.
     near = nearest_name(path.stem, [sibling.stem for sibling in path.parent.glob("*.py")])
+    if built_in in built_in_names():
+        fix = f"for the built-in: flatout train {built_in}"
+    elif near is not None:
+        fix = f"did you mean `{near}.py`?"
+    else:
+        fix = "give the path of a .py file, or one of: " + ", ".join(built_in_names())
     return UsageError(
         "experiment-file-not-found",
         f"file not found: {text}",
         because=f"looked in {path.parent}",
-        fix=f"did you mean `{near}.py`?"
-        if near is not None
-        else "give the path of a .py file, or one of: " + ", ".join(built_in_names()),
+        fix=fix,
     )

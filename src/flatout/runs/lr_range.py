@@ -8,13 +8,20 @@ import msgspec
 
 from flatout.bench.limits import Doing, error_from
 from flatout.compat.torch_needed import require_torch
-from flatout.errors import RunFailed
+from flatout.errors import FlatoutError, RunFailed
 from flatout.monitor import plots
 from flatout.runs import api as runs_api
+from flatout.runs import experiment_source
+from flatout.runs.experiment_params import parse_parameters
 from flatout.runs.start import specify
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import finding_from
 from flatout.schema.lr_range import AnyLrReply, LrRange, LrRangeMade, LrRangeRequest, LrSweep
 from flatout.schema.predict_protocol import ProcessFailed
+from flatout.schema.suggested_command import train_command
 from flatout.schema.train_request import TrainRequest
+from flatout.schema.tuning import TuneRequest
 from flatout.system.json_process import JsonProcess, ProcessEnded
 from flatout.system.store.interpreters import resolve_with_flatout
 from flatout.system.store.lr_ranges import keep_lr_range
@@ -25,11 +32,16 @@ _WORKER = "flatout.engine.training.lr_range_worker"
 
 
 class KeptLrRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A result and its files. plot: None without matplotlib."""
+    """A result and its files.
+
+    plot: None without matplotlib, or if it could not be drawn. command: trains with the rate that
+    is suggested; None if there is none, or no parameter `lr` that sets it.
+    """
 
     result: LrRange
     file: str
-    plot: str | None
+    plot: str | None = None
+    command: str | None = None
 
 
 def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRange]:
@@ -41,6 +53,7 @@ def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRa
     """
     check_sweep(sweep)
     spec = specify(request)
+    given_lr = _lr_parameter(request, spec)
     python, version = resolve_with_flatout(request.python, request.env)
     require_torch(runs_api.probe(python), version)
     result = None
@@ -69,5 +82,35 @@ def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRa
     file = keep_lr_range(result)
     plot = None
     if result.points and plots.can_draw():
-        plot = str(plots.draw_lr_range(result, file.with_suffix(".png")))
-    yield KeptLrRange(result=result, file=str(file), plot=plot)
+        try:
+            plot = str(plots.draw_lr_range(result, file.with_suffix(".png")))
+        except FlatoutError as error:
+            # The result is complete without it.
+            warnings = (*result.warnings, finding_from(error, "warning"))
+            result = msgspec.structs.replace(result, warnings=warnings)
+    command = _command(request, spec, result, given_lr)
+    yield KeptLrRange(result=result, file=str(file), plot=plot, command=command)
+
+
+def _lr_parameter(request: TrainRequest, spec: ExperimentSpec) -> float | None:
+    """The value of the experiment's parameter `lr`; None if it has none, or no number."""
+    source = experiment_source.find_source(request.experiment)
+    parameters = parse_parameters(source.text, source.place)
+    default = next((one.default for one in parameters if one.name == "lr"), None)
+    try:
+        return float(spec.parameters.get("lr") or default or "none")
+    except ValueError:
+        return None
+
+
+def _command(
+    request: TrainRequest, spec: ExperimentSpec, result: LrRange, given_lr: float | None
+) -> str | None:
+    """The training with the suggested rate, where the parameter `lr` is the experiment's rate."""
+    if result.lr is None or given_lr != result.own_lr:
+        return None
+    parameters_now = spec.parameters | {"lr": float(f"{result.lr:.2g}")}
+    # The test makes no search, but a training may.
+    tuning = TuneRequest(mode="auto")
+    training = msgspec.structs.replace(spec, parameters=parameters_now, tuning=tuning)
+    return train_command(training, Change(python=request.python))

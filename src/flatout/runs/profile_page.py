@@ -76,7 +76,8 @@ def _advice(report: StepProfile) -> Iterator[str]:
         for line in one.lines:
             place = f"{Path(line.file).name}:{line.line}"
             yield f"<p><code>{escape(place)}  {escape(line.text)}</code></p>"
-        yield f'<p class="dim">{escape(_gain(one))}</p></div>'
+        yield f'<p class="dim">{escape(_gain(one))}</p>'
+        yield f'<p class="dim">see: <code>{escape(one.see)}</code></p></div>'
     yield "</section>"
 
 
@@ -84,6 +85,7 @@ def _gain(advice: Advice) -> str:
     text = f"predicted {ratio_text(advice.speedup)}, {advice.basis}"
     if advice.measured is not None:
         text += f"; measured {ratio_text(advice.measured)}"
+        text += f"; {advice.verdict}" if advice.verdict else ""
     elif advice.not_proved is not None:
         text += f"; not proved: {advice.not_proved}"
     return text + (f"; {advice.changes_result}" if advice.changes_result else "")

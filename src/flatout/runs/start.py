@@ -28,7 +28,7 @@ from flatout.system.signals import Interrupts
 from flatout.system.store import run_folder, run_tail
 from flatout.system.store.recipe_cache import fields_in, left_to_ranks
 from flatout.system.store.run_folder import RunFolder
-from flatout.system.tracker_process import requested_trackers, start_trackers
+from flatout.system.tracker_process import num_event_bytes, requested_trackers, start_trackers
 
 # How long a resume waits for a run that has been asked to stop.
 STOP_LIMIT_S = 30.0
@@ -203,8 +203,9 @@ def run_for(plan: PlannedRun, machine: Machine, interrupts: Interrupts) -> Itera
         # Until the worker, which loads torch first, holds the run's lock. Where another command
         # line holds this already, the run is as safe.
         folder.attended.acquire()
+        events_bytes = num_event_bytes(folder)
         yield folder
-        start_trackers(folder, plan.trackers)
+        start_trackers(folder, plan.trackers, events_bytes)
     except BaseException as error:
         folder.attended.release()
         if plan.spec.is_dry_run:

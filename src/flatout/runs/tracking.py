@@ -206,18 +206,24 @@ def _taken(lines: Iterable[tuple[Any, int]], offset: int) -> tuple[list[Any], in
     return taken, offset
 
 
-def follow(sending: Sending, *, is_following: bool) -> None:
-    """Sends a run for as long as it is trained, and some time longer if the tracker is away."""
+def follow(sending: Sending, *, is_following: bool, events_bytes: int = 0) -> None:
+    """Sends a run for as long as it is trained, and some time longer if the tracker is away.
+
+    events_bytes: see `TrackerJob`.
+    """
     over, ended = threading.Event(), threading.Event()
     threading.Thread(target=_watch, args=(sending, over, ended), daemon=True).start()
     try:
-        _follow(sending, over, is_following=is_following)
+        _follow(sending, over, is_following=is_following, events_bytes=events_bytes)
     finally:
         ended.set()
 
 
-def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> None:
+def _follow(
+    sending: Sending, over: threading.Event, *, is_following: bool, events_bytes: int
+) -> None:  # fmt: skip
     folder = sending.folder
+    has_begun = False
     began_s = over_s = clock.elapsed_s()
     pause_s = _EVERY_S
     while True:
@@ -230,8 +236,9 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
             elif not over.is_set():
                 over_s = clock.elapsed_s()
                 over.set()
+            has_begun = has_begun or over.is_set() or _has_begun(folder, events_bytes)
             # A run that has logged nothing yet may still be refused.
-            if folder.metrics.is_file() and folder.metrics.stat().st_size:
+            if has_begun and folder.metrics.is_file() and folder.metrics.stat().st_size:
                 sending.send(is_over=over.is_set())
             if over.is_set():
                 sending.end()
@@ -248,6 +255,11 @@ def _follow(sending: Sending, over: threading.Event, *, is_following: bool) -> N
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         _wait(folder, _EVERY_S if over.is_set() else pause_s)
+
+
+def _has_begun(folder: RunFolder, events_bytes: int) -> bool:
+    lines, _ = read_lines_from(folder.events, events_bytes, Event)
+    return any(isinstance(line, Started) for line in lines)
 
 
 def _wait(folder: RunFolder, pause_s: float) -> None:
@@ -342,7 +354,7 @@ def main(path: Path) -> None:
     # Only now: a lock that is free says that this process was killed.
     yield_to_others()
     sending = Sending(folder, job.target, lambda: _tracker_for(job.target))
-    follow(sending, is_following=job.is_following)
+    follow(sending, is_following=job.is_following, events_bytes=job.events_bytes)
     # Not by way of threads that a package has left.
     os._exit(0)
 

@@ -20,7 +20,9 @@ LEAST_HOST_SHARE = 0.3
 LAUNCH_BOUND = 0.7
 
 
-def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any]) -> str | None:
+def why_not_captured(
+    device: str, forms: Sequence[str], not_captured: str | None, recipe: Mapping[str, Any]
+) -> str | None:
     """The reason against capturing the step of a recipe; None if there is none.
 
     What only a recording can tell is not known here.
@@ -28,11 +30,14 @@ def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any
     Args:
         device: `cpu` or `cuda`.
         forms: implementations of the optimizer whose whole update is the device's work.
+        not_captured: what of the experiment keeps its steps out of graphs, if anything does.
         recipe: its fields, as far as they are known.
     """
     implementation = recipe.get("optimizer_implementation", "own")
     if device != "cuda":
         return "the step runs on the CPU, which has no CUDA graphs"
+    if not_captured is not None:
+        return not_captured
     if not forms:
         return "the optimizer's update involves the CPU"
     if recipe.get("nonfinite_loss") == "skip":
@@ -76,7 +81,7 @@ def in_graphs(setting: Setting, num_steps: int) -> tuple[dict[str, Any], str | N
     if forms and not is_there and "optimizer_implementation" not in setting.fixed:
         # Without a form as it is, another one comes along.
         form["optimizer_implementation"] = "fused" if "fused" in forms else forms[0]
-    reason = why_not_captured(setting.device, forms, {**known, **form})
+    reason = why_not_captured(setting.device, forms, setting.not_captured, {**known, **form})
     return {"capture": "step", "steps_per_launch": num_steps, **form}, reason
 
 

@@ -35,6 +35,9 @@ from flatout.tune.problem import (
 )
 from flatout.tune.statistics import mean_load, product, speedup_over_processes
 
+# Without seconds: the search ends before `--budget` does, so any number would look wrong.
+_NO_TIME = "no time left in the search"
+
 # What a recipe must gain, with 95 % confidence, to be worth being another than the defaults.
 LEAST_GAIN = 1.03
 
@@ -146,7 +149,7 @@ class _Search:
         problem = self._problem
         tried = dict(together.changes if together is not None else {}).items()
         self._so_far.skipped += [
-            out_of_time(other, f"no time in a search of {problem.budget_s:.0f} s")
+            out_of_time(other, _NO_TIME)
             for other in self._candidates
             if not other.changes.items() <= tried
         ]
@@ -180,8 +183,7 @@ class _Search:
             if result is None:
                 continue
             if is_late(result):
-                reason = f"no time left in a search of {self._problem.budget_s:.0f} s"
-                self._so_far.skipped.append(out_of_time(candidate, reason))
+                self._so_far.skipped.append(out_of_time(candidate, _NO_TIME))
             elif is_faster(result) and result.verdict and not result.verdict.is_passed:
                 self._so_far.refused.append(result)
             elif is_faster(result) and (best is None or _gain(result) > _gain(best)):
@@ -204,8 +206,7 @@ class _Search:
         cost_s = effort * (problem.process_s if is_alone else problem.trial_s)
         kept_s = min(problem.final_s * self._pair_factor, MOST_OF_BUDGET * problem.budget_s)
         if self._so_far.spent_s + cost_s + kept_s > problem.budget_s:
-            reason = f"no time left in a search of {problem.budget_s:.0f} s"
-            self._so_far.skipped.append(out_of_time(candidate, reason))
+            self._so_far.skipped.append(out_of_time(candidate, _NO_TIME))
             return None
         result = yield from self._result_of(
             Trial(

@@ -46,12 +46,14 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: all that are known, by name, the defaults among them. changed: names of those that
     differ from their defaults. duration_s: how long it has trained; None if unknown.
+    share_read: of its metrics; below 1, its best validation may be another one.
     """
 
     run: Run | DamagedRun
     parameters: dict[str, Value] = {}
     changed: tuple[str, ...] = ()
     duration_s: float | None = None
+    share_read: float = 1.0
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -75,7 +77,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
                 "epochs": run.step / per_epoch if per_epoch else None, "step": run.step,
                 "duration": self.duration_s, "created": made.isoformat(sep=" ", timespec="minutes"),
                 "device": run.recipe.device.value if run.recipe else None,
-                "sweep": run.header.sweep.sweep if run.header.sweep else None,
+                "sweep": run.header.sweep.id if run.header.sweep else None,
                 "trial": run.header.sweep.trial if run.header.sweep else None,
             }  # fmt: skip
         # Where a parameter has the name of a field, the field has it; `param.NAME` is the other.

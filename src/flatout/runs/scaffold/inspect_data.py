@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import itertools
+import math
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,9 @@ from flatout.runs.model.new_experiment import (
 from flatout.schema.ingest_protocol import ShardManifest
 from flatout.system.atomic_files import mapped_os_errors, write_atomically
 from flatout.system.store.shards import MANIFEST, ShardFolder
+
+# Of a CSV file, so many rows show what a column holds; more different numbers are no classes.
+_ROWS_SEEN, _MOST_CLASSES = 1000, 100
 
 
 def settled_path(text: str) -> tuple[str, bool]:
@@ -47,6 +52,35 @@ def settled_path(text: str) -> tuple[str, bool]:
     return (path.relative_to(here) if is_below else path).as_posix(), is_below
 
 
+def proposed_task(request: NewExperimentRequest) -> str:
+    """The task of a request; if it names none, regression for a CSV column of quantities."""
+    if request.task is None and request.path is not None and request.settled_data == "csv":
+        path = Path(request.path).expanduser()
+        if _is_csv_file(path) and _holds_quantities(path, request.target):
+            return "regression"
+    return request.settled_task
+
+
+def _is_csv_file(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == ".csv"
+
+
+def _holds_quantities(path: Path, target: str | None) -> bool:
+    """Whether the column to predict has fractions, or too many different numbers for classes."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            name = target or (rows.fieldnames or [""])[-1]
+            seen = itertools.islice(rows, _ROWS_SEEN)
+            known = (float(row[name]) for row in seen if row.get(name))
+            # No two NaN are equal: each missing value would be another number.
+            numbers = {number for number in known if math.isfinite(number)}
+    except (OSError, ValueError, csv.Error):
+        return False  # Texts; or what is wrong with the file is reported when it is read.
+    is_whole = all(number.is_integer() for number in numbers)
+    return len(numbers) > _MOST_CLASSES or not is_whole
+
+
 def settled_target(text: str, kind: str, target: str | None) -> str:
     """The column to predict: the requested one, or the last one of a CSV file.
 
@@ -56,7 +90,7 @@ def settled_target(text: str, kind: str, target: str | None) -> str:
         UsageError: column-not-found, table-not-readable.
     """
     path = Path(text).expanduser()
-    if kind != "csv" or not path.is_file() or path.suffix.lower() != ".csv":
+    if kind != "csv" or not _is_csv_file(path):
         return target or "target"
     try:
         with mapped_os_errors(path), open(path, encoding="utf-8-sig", newline="") as file:

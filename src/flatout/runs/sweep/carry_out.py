@@ -16,7 +16,7 @@ from flatout.runs.supervisor import Supervisor, conclude, follow
 from flatout.runs.sweep import result
 from flatout.runs.sweep.journal import SweepJournal
 from flatout.runs.sweep.proposals import Proposals
-from flatout.runs.sweep.space import grid, parse_space, settings_of
+from flatout.runs.sweep.space import grid, num_combinations, parse_space, settings_of
 from flatout.schema.experiment_spec import SweepRun
 from flatout.schema.finding import Finding, finding_from
 from flatout.schema.placement import LOCAL, num_gpus_for
@@ -24,6 +24,8 @@ from flatout.schema.run import Run, RunHeader
 from flatout.schema.run_lines import Line, Progress, Started, Validated
 from flatout.schema.sweep import (
     DEFAULT_TRIALS,
+    Sampler,
+    Space,
     Sweep,
     SweepHeader,
     SweepRequest,
@@ -33,7 +35,7 @@ from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files, clock, paths, process_env
 from flatout.system.signals import Interrupts
 from flatout.system.store import interpreters, run_folder, run_tail, sweep_folder
-from flatout.system.store.run_folder import RunFolder, read_run
+from flatout.system.store.run_folder import RunFolder, read_run, run_in_use
 from flatout.system.store.sweep_folder import SweepFolder
 from flatout.system.tracker_process import kept_trackers
 
@@ -103,10 +105,7 @@ def _planned(request: SweepRequest) -> SweepHeader:
     experiment_source.check_name(source)
     parameters = parse_parameters(source.text, source.place)
     fixed, space = parse_space(parameters, request.training.settings)
-    num_trials = request.num_trials or DEFAULT_TRIALS
-    if request.sampler == "grid":
-        num_points = len(grid(space))
-        num_trials = min(request.num_trials or num_points, num_points)
+    sampler, num_trials = _search(request, space)
     name = request.name or run_folder.free_id(f"{source.name}-sweep", paths.sweeps_folder())
     python = request.training.python
     training = msgspec.structs.replace(
@@ -126,7 +125,7 @@ def _planned(request: SweepRequest) -> SweepHeader:
         sha256=source.sha256,
         space=space,
         num_trials=num_trials,
-        sampler=request.sampler,
+        sampler=sampler,
         pruner=request.pruner,
         metric=metric,
         direction=direction if metric is None else direction_of(metric, direction),
@@ -135,6 +134,21 @@ def _planned(request: SweepRequest) -> SweepHeader:
     # Where Optuna is missing, nothing is made.
     Proposals(header, ())
     return header
+
+
+def _search(request: SweepRequest, space: Space) -> tuple[Sampler, int]:
+    """The sampler, and the number of trials; of a grid, at most one for each combination."""
+    num_trials = request.num_trials or DEFAULT_TRIALS
+    if request.sampler is None:
+        # Another sampler would try some combinations twice, and others never.
+        num_all = num_combinations(space)
+        if num_all is not None and num_all <= num_trials:
+            return "grid", num_all
+        return "tpe", num_trials
+    if request.sampler == "grid":
+        num_all = len(grid(space))
+        return "grid", min(request.num_trials or num_all, num_all)
+    return request.sampler, num_trials
 
 
 def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
@@ -160,7 +174,7 @@ def _refuse_changed(header: SweepHeader) -> None:
 
 def _is_own(folder: RunFolder, header: SweepHeader, trial: int) -> bool:
     found = atomic_files.read_json(folder.header, RunHeader)
-    return found.sweep == SweepRun(sweep=header.id, trial=trial)
+    return found.sweep == SweepRun(id=header.id, trial=trial)
 
 
 def gpu_shares(training: TrainRequest, parallel: int) -> list[str | None]:
@@ -308,7 +322,7 @@ class _Loop:
                 header.training,
                 settings=(*header.training.settings, *settings_of(parameters)),
                 run_id=header.run_id(number),
-                sweep=SweepRun(sweep=header.id, trial=number),
+                sweep=SweepRun(id=header.id, trial=number),
             )
             self._follow(number, training, num_restarts)
             return
@@ -321,18 +335,27 @@ class _Loop:
         if folder.is_in_use():
             # Its command line was killed. In a cluster it would train on without one.
             folder.request_stop()
-            run_tail.wait_until_free(folder, _STOP_LIMIT_S, self.interrupts)
+            if not run_tail.wait_until_free(folder, _STOP_LIMIT_S, self.interrupts):
+                raise run_in_use(folder)
         if not self._ended_before(number, read_run(folder)):
-            request = TrainRequest(resume=folder.path.name, on=header.training.on)
-            self._follow(number, request, num_restarts)
+            trial = SweepRun(id=header.id, trial=number)
+            request = TrainRequest(resume=folder.path.name, on=header.training.on, sweep=trial)
+            try:
+                self._follow(number, request, num_restarts)
+            except UsageError as error:
+                # An orphan took the run after it was looked at; `_finish` does the same where our
+                # worker notices.
+                if error.rule not in _LOST or num_restarts >= _MOST_RESTARTS:
+                    raise
+                self._start(number, num_restarts + 1)
 
     def _ended_before(self, number: int, run: Run) -> bool:
         """Takes what a run has reported before; gives whether its trial has ended by that."""
         journal = self.journal
         if run.started is not None:
             journal.settle_metric(run.started.best)
-        verdicts = [journal.report(number, line) for line in run.validations]
-        if any(verdicts):
+        # Up to the first verdict: a trial that is stopped at once reports no more than that.
+        if any(journal.report(number, line) for line in run.validations):
             journal.record(number, "pruned", run)
         elif run.status == "finished" or run.status == "failed":
             journal.record(number, run.status, run, run.failure)

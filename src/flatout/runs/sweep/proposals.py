@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from flatout.errors import UsageError
 from flatout.runs.sweep.space import grid
 from flatout.schema.experiment_spec import Value
 from flatout.schema.sweep import Choices, Range, SweepHeader, SweepTrial
+from flatout.system.optional_packages import load_package
 
 # Below it, Optuna counts every parameter as important as any other.
 _FEWEST_FOR_IMPORTANCE = 4
@@ -42,7 +42,8 @@ class Proposals:
     def __init__(
         self, header: SweepHeader, trials: Iterable[SweepTrial], parallel: int = 1
     ) -> None:
-        self._optuna = _optuna()
+        # Only here: it loads numpy and SQLAlchemy, which nothing but a sweep needs.
+        self._optuna = load_package("optuna-not-installed", "a sweep", "optuna", extra="sweep")
         self.header = header
         self._parallel = parallel
         self._grid = grid(header.space) if header.sampler == "grid" else []
@@ -150,19 +151,6 @@ class Proposals:
                 int(one.low), int(one.high), log=one.is_log, step=int(one.step or 1)
             )
         return made.FloatDistribution(one.low, one.high, log=one.is_log, step=one.step)
-
-
-def _optuna() -> Any:
-    try:
-        # By name, since it loads numpy and SQLAlchemy, which nothing but a sweep needs.
-        return importlib.import_module("optuna")
-    except ImportError as error:
-        raise UsageError(
-            "optuna-not-installed",
-            "a sweep needs the package optuna.",
-            because=str(error),
-            fix="pip install 'flatout[sweep]'",
-        ) from error
 
 
 @contextmanager

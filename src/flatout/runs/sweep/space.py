@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import ROUND_DOWN, Context, Decimal
 
 from flatout.errors import UsageError, nearest
 from flatout.runs.experiment_params import Parameter, convert, parse_settings
@@ -68,12 +68,14 @@ def grid(space: Space) -> list[dict[str, Value]]:
     """
     for name, one in space.items():
         if isinstance(one, Range) and one.step is None:
+            step = _quarter(one)
             raise _bad_range(
                 f"`{name}` has no step, and a grid needs one.",
-                f"-s {name}={_text(one)}:step={typed_value((one.high - one.low) / 4)}, or several "
+                f"-s {name}={_text(one)}:step={typed_value(step)}, or several "
                 f"values: -s {name}={typed_value(one.low)},{typed_value(one.high)}",
             )
-    num_points = math.prod(num_values(one) for one in space.values())
+    num_points = num_combinations(space)
+    assert num_points is not None, "each range has a step"
     if num_points > _MOST_VALUES:
         raise _bad_range(
             f"the grid has {num_points:,} points; at most {_MOST_VALUES:,} are possible.",
@@ -84,6 +86,13 @@ def grid(space: Space) -> list[dict[str, Value]]:
         dict(zip(names, point, strict=True))
         for point in itertools.product(*(tuple(values_of(one)) for one in space.values()))
     ]
+
+
+def num_combinations(space: Space) -> int | None:
+    """How many combinations of values a space has; None with a range without a step."""
+    if any(isinstance(one, Range) and one.step is None for one in space.values()):
+        return None
+    return math.prod(num_values(one) for one in space.values())
 
 
 def values_of(one: Range | Choices) -> Iterator[Value]:
@@ -175,6 +184,14 @@ def _number(parameter: Parameter, text: str) -> int | float:
     value = convert(Parameter(name=parameter.name, kinds=(kind,), annotation=kind), text)
     assert isinstance(value, int | float)
     return value
+
+
+def _quarter(one: Range) -> int | float:
+    """A step of about a quarter of a range; with few digits, and four of them fit into it."""
+    quarter = (Decimal(str(one.high)) - Decimal(str(one.low))) / 4
+    if one.is_int:
+        return max(1, round(quarter))
+    return float(Context(prec=3, rounding=ROUND_DOWN).plus(quarter))
 
 
 def _text(one: Range) -> str:

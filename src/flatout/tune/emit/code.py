@@ -75,7 +75,7 @@ _BACKENDS = {
 _OF_TORCH = ("DataLoader", "Dataset", "IterableDataset", "default_collate", "get_worker_info")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class EmitInput(msgspec.Struct, frozen=True, kw_only=True):
     """The input of what is written: a search, the recipe that it has found, the experiment."""
 
     header: RunHeader
@@ -94,10 +94,10 @@ def program(header: RunHeader, tuned: TunedRecipe, outline: CodeOutline) -> str:
     Returns:
         Its text.
     """
-    plan = Plan(header=header, recipe=tuned.recipe, outline=outline)
-    flags = flags_of(plan)
+    given = EmitInput(header=header, recipe=tuned.recipe, outline=outline)
+    flags = flags_of(given)
     filling = Filling(
-        flags=flags, values=values_of(plan), reasons=reasons_of(tuned.recipe), texts=_TEXTS
+        flags=flags, values=values_of(given), reasons=reasons_of(tuned.recipe), texts=_TEXTS
     )
     parts = [
         filled(text, filling)
@@ -111,15 +111,15 @@ def program(header: RunHeader, tuned: TunedRecipe, outline: CodeOutline) -> str:
         constants.append(code_data.ALL_CPUS.strip("\n"))
     if flags["file"]:
         constants.append(code_loop.STAND_IN.strip("\n"))
-    environment = list(environment_of(plan))
+    environment = list(environment_of(given))
     imports = _imports("\n".join([*environment, *constants, body]), environment)
-    head = "\n\n".join([_about(plan, tuned), "from __future__ import annotations", *imports])
+    head = "\n\n".join([_about(given, tuned), "from __future__ import annotations", *imports])
     return "\n\n\n".join(["\n\n".join([head, *constants]), body]) + "\n"
 
 
-def flags_of(plan: Plan) -> dict[str, bool]:
+def flags_of(given: EmitInput) -> dict[str, bool]:
     """The needed parts of the text, by name."""
-    recipe, outline = plan.recipe, plan.outline
+    recipe, outline = given.recipe, given.outline
     kinds = {outline.data_kind, outline.validation_kind}
     is_read = bool(kinds & {"map-style", "iterable"})
     is_cached = "map-style" in kinds and recipe.data_path.value == "cached"
@@ -132,7 +132,7 @@ def flags_of(plan: Plan) -> dict[str, bool]:
     return {
         **of_step,
         **_flags_of_experiment(outline),
-        "file": plan.header.spec.file is not None,
+        "file": given.header.spec.file is not None,
         "resident": is_resident,
         "place": is_placed,
         "slices": "tensors" in kinds,
@@ -219,9 +219,9 @@ def _total_steps(outline: CodeOutline, epochs: str) -> str:
     return f"{epochs} * {per_epoch}" if is_per_step else epochs
 
 
-def values_of(plan: Plan) -> dict[str, str]:
+def values_of(given: EmitInput) -> dict[str, str]:
     """The values filled into the text, by name."""
-    recipe, outline, spec = plan.recipe, plan.outline, plan.header.spec
+    recipe, outline, spec = given.recipe, given.outline, given.header.spec
     module = f"flatout.experiments.{spec.name.replace('-', '_')}"
     file = PurePath(spec.file) if spec.file else None
     implementation = recipe.optimizer_implementation.value
@@ -341,19 +341,19 @@ def _reason(name: str, choice: Choice[Any]) -> str:
     return f"{name} {choice.value}: {choice.why}{evidence}."
 
 
-def _about(plan: Plan, tuned: TunedRecipe) -> str:
+def _about(given: EmitInput, tuned: TunedRecipe) -> str:
     """The program's docstring."""
-    title = f"{plan.header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
+    title = f"{given.header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
     summary = (
-        f"{result_text(plan, tuned)} It reproduces the losses of `flatout train` "
-        f"(flatout {plan.header.flatout_version}) with the same recipe; it writes no checkpoints, "
+        f"{result_text(given, tuned)} It reproduces the losses of `flatout train` "
+        f"(flatout {given.header.flatout_version}) with the same recipe; it writes no checkpoints, "
         "and saves the last weights, not the best."
     )
     text = "\n".join([sober(title), "", *textwrap.wrap(sober(summary), _WIDTH)])
     return f'"""{text}\n"""'
 
 
-def result_text(plan: Plan, tuned: TunedRecipe) -> str:
+def result_text(given: EmitInput, tuned: TunedRecipe) -> str:
     """The gain of a recipe and where it was measured, in a sentence."""
     decision = tuned.decision
     gain, of = decision.over_plain, "a plain loop's speed"
@@ -362,7 +362,7 @@ def result_text(plan: Plan, tuned: TunedRecipe) -> str:
     if gain is None or decision.speedup is None:
         return f"flatout kept its defaults: {decision.why}."
     interval = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
-    return f"{interval}{_machine_text(plan.header.machine, plan.recipe)}."
+    return f"{interval}{_machine_text(given.header.machine, given.recipe)}."
 
 
 def sober(text: str) -> str:
@@ -383,9 +383,9 @@ def _machine_text(machine: Machine | None, recipe: Recipe) -> str:
     return (f", on {name}" if name else "") + (f" with torch {torch.version}" if torch else "")
 
 
-def environment_of(plan: Plan) -> Iterator[str]:
+def environment_of(given: EmitInput) -> Iterator[str]:
     """Lines for what the libraries read when they are loaded."""
-    recipe = plan.recipe
+    recipe = given.recipe
     is_cuda = recipe.device.value.startswith("cuda")
     if is_cuda:
         yield "# Number GPUs as nvidia-smi does."

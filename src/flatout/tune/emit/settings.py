@@ -21,7 +21,7 @@ from flatout.schema.tuned_recipe import TunedRecipe
 from flatout.schema.tuning import Emit
 from flatout.tune.emit import code_data, code_loop, settings_text
 from flatout.tune.emit.code import (
-    Plan,
+    EmitInput,
     environment_of,
     flags_of,
     reasons_of,
@@ -90,28 +90,29 @@ def settings(header: RunHeader, tuned: TunedRecipe, outline: CodeOutline, emit: 
         outline: of the experiment.
         emit: the tool.
     """
-    plan, tool = Plan(header=header, recipe=tuned.recipe, outline=outline), _TOOLS[emit]
-    flags = _flags(plan, emit)
+    given, tool = EmitInput(header=header, recipe=tuned.recipe, outline=outline), _TOOLS[emit]
+    flags = _flags(given, emit)
     filling = Filling(
-        flags=flags, values=_values(plan, emit), reasons=reasons_of(plan.recipe), texts={}
+        flags=flags, values=_values(given, emit), reasons=reasons_of(given.recipe), texts={}
     )
     helpers = [text for words, text in _SECTIONS if all(flags[word] for word in words.split())]
     body = "\n\n\n".join(filled(text, filling) for text in helpers)
     lines = "\n".join(filled(text, filling) for text in (settings_text.SHARED, *tool.texts))
-    environment = "\n".join([*environment_of(plan), filled(settings_text.VISIBLE, filling)]).strip()
-    closing = "\n".join(_closing(plan, emit, f"{environment}\n{lines}"))
-    parts = [_about(plan, tuned, emit), *_imports(tool, environment, f"{body}\n{lines}")]
+    visible = filled(settings_text.VISIBLE, filling)
+    environment = "\n".join([*environment_of(given), visible]).strip()
+    closing = "\n".join(_closing(given, emit, f"{environment}\n{lines}"))
+    parts = [_about(given, tuned, emit), *_imports(tool, environment, f"{body}\n{lines}")]
     if flags["resident"]:
-        parts.append(f'DEVICE = torch.device("{_device(plan.recipe, emit)}")')
+        parts.append(f'DEVICE = torch.device("{_device(given.recipe, emit)}")')
     settings_block = "\n\n".join([lines, closing])
     separate = "\n\n\n" if body else "\n\n"
     return separate.join(["\n\n".join(parts), *([body] if body else []), settings_block]) + "\n"
 
 
-def _flags(plan: Plan, emit: Emit) -> dict[str, bool]:
+def _flags(given: EmitInput, emit: Emit) -> dict[str, bool]:
     """The needed parts of the text, by name; those of a program first."""
-    recipe, outline = plan.recipe, plan.outline
-    flags = flags_of(plan)
+    recipe, outline = given.recipe, given.outline
+    flags = flags_of(given)
     is_read = outline.data_kind != "tensors"
     has_workers = is_read and recipe.loader_workers.value > 0
     is_own_argument = emit == "hf" and outline.self_checkpointing == ("",)
@@ -134,17 +135,17 @@ def _flags(plan: Plan, emit: Emit) -> dict[str, bool]:
     }
 
 
-def _values(plan: Plan, emit: Emit) -> dict[str, str]:
-    recipe = plan.recipe
+def _values(given: EmitInput, emit: Emit) -> dict[str, str]:
+    recipe = given.recipe
     precision = "bf16" if recipe.precision.value == "float8" else recipe.precision.value
     names = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
     is_dynamic = recipe.compile_mode.value == "dynamic"
-    per_forward, num_parts = _split(plan)
+    per_forward, num_parts = _split(given)
     every = recipe.checkpoint_every.value
     callbacks = ["OptimizerImplementation()"] * (recipe.optimizer_implementation.value != "own")
     callbacks += [f"ModelCheckpoint(every_n_train_steps={every})"] * (every is not None)
     return {
-        **values_of(plan),
+        **values_of(given),
         "network": "module" if emit == "lightning" else "model",
         "batch_size": str(per_forward),
         "num_parts": str(num_parts),
@@ -164,9 +165,9 @@ def _values(plan: Plan, emit: Emit) -> dict[str, str]:
     }
 
 
-def _split(plan: Plan) -> tuple[int, int]:
+def _split(given: EmitInput) -> tuple[int, int]:
     """Samples in each forward pass, and forward passes in an update."""
-    batch_size, micro = plan.outline.batch_size, plan.recipe.micro_batch_size.value
+    batch_size, micro = given.outline.batch_size, given.recipe.micro_batch_size.value
     num_parts = math.ceil(batch_size / min(micro, batch_size))
     return math.ceil(batch_size / num_parts), num_parts
 
@@ -193,23 +194,23 @@ def _imports(tool: _Tool, environment: str, text: str) -> Iterator[str]:
     yield "\n".join(others)
 
 
-def _about(plan: Plan, tuned: TunedRecipe, emit: Emit) -> str:
+def _about(given: EmitInput, tuned: TunedRecipe, emit: Emit) -> str:
     """The docstring, with the names that must exist."""
-    title = f"{plan.header.spec.name} in {_TOOLS[emit].name}, with the recipe that flatout found."
+    title = f"{given.header.spec.name} in {_TOOLS[emit].name}, with the recipe that flatout found."
     summary = (
-        f"{result_text(plan, tuned)} Speed is that of flatout's own loop. Seeds, the order of "
+        f"{result_text(given, tuned)} Speed is that of flatout's own loop. Seeds, the order of "
         "samples and what is not about speed (schedule, validation, averages) are yours. Paste it "
         "where these names exist:"
     )
     lines = [sober(title), "", *textwrap.wrap(sober(summary), _WIDTH), ""]
-    for name, meaning in _names(plan, emit):
+    for name, meaning in _names(given, emit):
         lines.append(f"    {name}: {meaning}")
     return '"""' + "\n".join(lines) + '\n"""'
 
 
-def _names(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
+def _names(given: EmitInput, emit: Emit) -> Iterator[tuple[str, str]]:
     """The names that must exist, and what they are."""
-    flags = _flags(plan, emit)
+    flags = _flags(given, emit)
     if emit == "lightning":
         yield "module", "the LightningModule"
         if flags["recomputed"] or flags["compiled_loss"]:
@@ -233,20 +234,20 @@ def _names(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
     yield "steps" if is_by_steps else "epochs", f"the number of {length}"
 
 
-def _closing(plan: Plan, emit: Emit, written: str) -> Iterator[str]:
+def _closing(given: EmitInput, emit: Emit, written: str) -> Iterator[str]:
     """Comments: what the tool cannot express, and the fields for which nothing is set."""
     name = _TOOLS[emit].name
-    missing = list(_missing(plan, emit))
+    missing = list(_missing(given, emit))
     yield f"# What {name} cannot express:"
     for field, text in missing:
-        value = getattr(plan.recipe, field).value
+        value = getattr(given.recipe, field).value
         first, *rest = textwrap.wrap(f"{field} {value}: {text}.", _WIDTH - 4)
         yield f"# - {first}"
         yield from (f"#   {line}" for line in rest)
     named = {field for field, _ in missing}
     named |= set(re.findall(r"^ *# (\w+) ", written, re.M))
     others = [
-        f"{field} {getattr(plan.recipe, field).value}"
+        f"{field} {getattr(given.recipe, field).value}"
         for field in recipe_fields()
         if field not in named
     ]
@@ -255,12 +256,12 @@ def _closing(plan: Plan, emit: Emit, written: str) -> Iterator[str]:
         yield from comment_lines(f"Nothing to set: {', '.join(others)}.")
 
 
-def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
+def _missing(given: EmitInput, emit: Emit) -> Iterator[tuple[str, str]]:
     """Fields that the tool cannot express as flatout does, and what it does instead."""
-    recipe, name = plan.recipe, _TOOLS[emit].name
-    yield from _missing_of_data(plan, emit)
-    yield from _missing_of_step(plan, emit)
-    if recipe.cpu_affinity.value != "all" and _flags(plan, emit)["workers"]:
+    recipe, name = given.recipe, _TOOLS[emit].name
+    yield from _missing_of_data(given, emit)
+    yield from _missing_of_step(given, emit)
+    if recipe.cpu_affinity.value != "all" and _flags(given, emit)["workers"]:
         yield "cpu_affinity", "loader workers inherit it; flatout's may use all CPUs"
     if not recipe.device.value.startswith("cuda") and recipe.num_threads.value > 1:
         text = (
@@ -292,8 +293,8 @@ def _missing(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
             yield field, "it is for several processes, and this recipe is for one"
 
 
-def _missing_of_data(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
-    recipe, outline = plan.recipe, plan.outline
+def _missing_of_data(given: EmitInput, emit: Emit) -> Iterator[tuple[str, str]]:
+    recipe, outline = given.recipe, given.outline
     name = _TOOLS[emit].name
     if recipe.data_path.value == "cached":
         text = (
@@ -301,7 +302,7 @@ def _missing_of_data(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
             "Cache them in the dataset"
         )
         yield "data_path", text
-    per_forward, num_parts = _split(plan)
+    per_forward, num_parts = _split(given)
     if num_parts == 1:
         return
     if per_forward * num_parts != outline.batch_size:
@@ -324,8 +325,8 @@ def _missing_of_data(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
         yield "micro_batch_size", text
 
 
-def _missing_of_step(plan: Plan, emit: Emit) -> Iterator[tuple[str, str]]:
-    recipe, outline, name = plan.recipe, plan.outline, _TOOLS[emit].name
+def _missing_of_step(given: EmitInput, emit: Emit) -> Iterator[tuple[str, str]]:
+    recipe, outline, name = given.recipe, given.outline, _TOOLS[emit].name
     if recipe.precision.value == "float8":
         text = (
             "only its bf16 autocast is set; linear layers in 8 bits need another package, which "
