@@ -59,12 +59,14 @@ class ExperimentCommand(click.Command):
             if not named.experiment or not error.option_name.startswith("--"):
                 raise
             names = [name for option in self.get_params(context) for name in option.opts]
-            near = nearest_name(error.option_name, [name for name in names if name[:2] == "--"])
+            # Without the dashes, which all options share.
+            bare = {name[2:]: name for name in names if name[:2] == "--"}
+            near = nearest_name(error.option_name[2:], bare)
             raise UsageError(
                 "wrong-usage",
                 f"`{error.option_name}` is neither an option of `{context.command_path}` nor a "
                 f"parameter of {named.experiment}.",
-                fix=f"did you mean `{near}`?"
+                fix=f"did you mean `{bare[near]}`?"
                 if near
                 else f"{context.command_path} {named.experiment} --help",
             ) from error

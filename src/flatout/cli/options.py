@@ -63,6 +63,39 @@ _WEIGHTS_OPTIONS = (
 )  # fmt: skip
 
 
+def address_options(port: int) -> Callable[[Command], Command]:
+    """Options of commands that open a port. port: unless another one is chosen."""
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
+            help="Address to listen on; 0.0.0.0 is open to other computers.",
+        ),
+        click.option(
+            "--port", type=click.IntRange(0, 65535), default=port, metavar="N", show_default=True,
+            help="Port to listen on; 0 takes a free one.",
+        ),
+    )  # fmt: skip
+
+    def with_address(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return with_address
+
+
+def token_option(variable: str, purpose: str, default: str = "") -> Callable[[Command], Command]:
+    """`--token`.
+
+    Args:
+        variable: the environment variable that can have it instead.
+        purpose: of the token, as the help begins.
+        default: a sentence about what applies without one.
+    """
+    text = f"{purpose}; also from {variable}. {default}".strip()
+    return click.option("--token", envvar=variable, metavar="TEXT|@FILE", help=text)
+
+
 def weights_options(command: Command) -> Command:
     """Options of every command that computes with the saved weights of a run."""
     for option in reversed(_WEIGHTS_OPTIONS):

@@ -249,8 +249,13 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
     )
 
 
-def require_well(folder: Folder, system: System | None = None) -> ClusterState:
+def require_well(
+    folder: Folder, system: System | None = None, *, is_whole: bool = True
+) -> ClusterState:
     """Checks all nodes before a training.
+
+    Args:
+        is_whole: all must be well; else those that are left will do.
 
     Returns:
         Their reports, so that they need not be queried again.
@@ -264,14 +269,15 @@ def require_well(folder: Folder, system: System | None = None) -> ClusterState:
         for container in now.containers
         if not container.is_well
     ]
-    if not now.containers or away:
+    if len(away) == len(now.containers) or (is_whole and away):
         raise UsageError(
             "cluster-not-up",
             f"cluster {folder.name} is not running.",
             because="; ".join(away[:3]) or "it has no containers",
             fix="flatout cluster up",
         )
-    _refuse(now.findings)
+    if is_whole:
+        _refuse(now.findings)
     others = sorted({str(node.versions.get("flatout")) for node in now.nodes} - {__version__})
     if others:
         raise UsageError(

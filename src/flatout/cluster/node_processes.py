@@ -27,11 +27,12 @@ from flatout.schema.script_launch import (
     NodeSaid,
 )
 from flatout.schema.units import seconds_text
-from flatout.system import clock, paths
+from flatout.system import clock
 from flatout.system.atomic_files import mapped_os_errors
 from flatout.system.die_with_parent import GRACE_S as ELSEWHERE_S
 from flatout.system.process_env import creation_flags, worker_environment
 from flatout.system.progress_output import printed_lines
+from flatout.system.store.launch_folder import launch_lock, launches_folder
 from flatout.system.store.run_folder import free_id
 from flatout.system.worker_process import WorkerProcess, ending_text
 
@@ -90,6 +91,9 @@ class NodeProcesses:
         self._readers: list[threading.Thread] = []
         with mapped_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        self._lock = launch_lock(folder)
+        # Another launch may write its logs there, too.
+        self._lock.acquire()
         try:
             for node, command in enumerate(commands):
                 self._start(node, command)
@@ -182,6 +186,7 @@ class NodeProcesses:
         for process in running:
             # Also where the node has ended: what it has started may not have.
             WorkerProcess(process).kill()
+        self._lock.release()
 
     def _new_lines(self, wait_s: float) -> Iterator[NodeSaid]:
         with contextlib.suppress(queue.Empty):
@@ -253,7 +258,7 @@ def log_folder(request: LaunchRequest, script: Path) -> Path:
     """The folder for logs of a launch: the given one, else a new one in flatout's state folder."""
     if request.logs is not None:
         return Path(request.logs).expanduser().absolute()
-    parent = paths.state_folder() / "launches"
+    parent = launches_folder()
     return parent / free_id(script.stem, parent)
 
 

@@ -24,7 +24,7 @@ def sweep(
     parameters: Mapping[str, Value | Sequence[Value]] | None = None,
     *,
     trials: int | None = None,
-    sampler: Sampler = "tpe",
+    sampler: Sampler | None = None,
     pruner: Pruner = "none",
     metric: str | None = None,
     direction: Direction | None = None,
@@ -50,7 +50,8 @@ def sweep(
         parameters: by name a range as text (`"1e-4..1e-2:log"`, `"1..8"`, `"0..1:step=0.25"`), a
             list of values, or a value that is the same in all trials.
         trials: how many; by default 20, or the whole grid.
-        sampler: `tpe` learns from the trials before, `random` does not, `grid` tries all.
+        sampler: `tpe` learns from the trials before, `random` does not, `grid` tries all; default:
+            `grid` if the trials are enough for every combination, else `tpe`.
         pruner: stops trials that look bad: `none`, `median`, `halving` or `hyperband`.
         metric: what to compare; by default the experiment's `best`.
         direction: `minimize` or `maximize`; by default that of the metric's name.
@@ -61,7 +62,7 @@ def sweep(
         tune: `auto`, `off` or `full`: whether trials search for a recipe; by default `auto`, and
             `off` with several at a time.
         on: how many ranks train a trial, and who starts them, such as `local:2`.
-        track: trackers that each trial is sent to, such as `mlflow`; see docs/trackers.md.
+        track: trackers that each trial is sent to, such as `mlflow`; see `flatout docs trackers`.
         python: interpreter to train with; by default this one.
         name: of the sweep; by default EXPERIMENT-sweep-0001 and so on.
         resume: a sweep to continue, instead of all others but `trials` and `parallel`.
@@ -75,16 +76,15 @@ def sweep(
         UsageError: the request is invalid.
         RunFailed: the first trials have failed alike, or the sweep was interrupted.
     """
-    training = TrainRequest()
-    if resume is None or experiment is not None or parameters or track:
-        training = TrainRequest(
-            experiment=None if experiment is None else str(experiment),
-            settings=tuple(f"{key}={_typed(value)}" for key, value in (parameters or {}).items()),
-            uses=tuple(f"{key}={typed_value(value)}" for key, value in (use or {}).items()),
-            epochs=epochs, steps=steps, seed=seed, on=on, python=python or sys.executable,
-            tune=tune or default_tuning(parallel),
-            track=(track,) if isinstance(track, str) else tuple(track),
-        )  # fmt: skip
+    if resume is None:
+        python, tune = python or sys.executable, tune or default_tuning(parallel)
+    training = TrainRequest(
+        experiment=None if experiment is None else str(experiment),
+        settings=tuple(f"{key}={_typed(value)}" for key, value in (parameters or {}).items()),
+        uses=tuple(f"{key}={typed_value(value)}" for key, value in (use or {}).items()),
+        epochs=epochs, steps=steps, seed=seed, on=on, python=python, tune=tune or "off",
+        track=(track,) if isinstance(track, str) else tuple(track),
+    )  # fmt: skip
     request = SweepRequest(
         training=training, num_trials=trials, sampler=sampler, pruner=pruner, metric=metric,
         direction=direction, parallel=parallel, name=name, resume=resume,

@@ -31,6 +31,7 @@ from flatout.schema.placement import CLUSTER, Placement
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.worker_command import worker_command
 from flatout.system import atomic_files, paths, process_env
+from flatout.system.host_system import System
 from flatout.system.signals import Interrupts
 from flatout.system.store import run_tail  # fmt: skip
 from flatout.system.store.run_folder import RunFolder
@@ -75,7 +76,7 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Supervisor:
     request.check()
     on = request.placement
     assert on is not None and on.place is not None
-    where = _where(on)
+    where = _where(on, is_whole=not request.is_later_trial)
     if where.head is not None:
         ray_jobs.version(where.head)
     # The nodes have an interpreter of their own.
@@ -110,8 +111,10 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Supervisor:
     )  # fmt: skip
 
 
-def _where(on: Placement) -> ClusterTarget:
+def _where(on: Placement, *, is_whole: bool = True, system: System | None = None) -> ClusterTarget:
     """The place of a training, from `--on`, if it is possible there.
+
+    is_whole: all nodes of a cluster must be well; else those that are left will do.
 
     Raises:
         UsageError: no-cluster-here, and what is wrong with its nodes.
@@ -122,7 +125,7 @@ def _where(on: Placement) -> ClusterTarget:
         token = ray_token(own) if own is not None else ray_jobs.own_token()
         return ClusterTarget(head=RayHead(address=address, token=token), folder=own)
     folder = open_folder(None)
-    now = require_well(folder)
+    now = require_well(folder, system, is_whole=is_whole)
     if engine_in(folder.settings) == "ray":
         is_shared = rank_assignment.is_gpu_shared(now)
         return ClusterTarget(head=ray_head(folder), folder=folder, is_gpu_shared=is_shared)

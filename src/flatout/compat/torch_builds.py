@@ -15,7 +15,9 @@ from flatout.compat.solve import solve
 from flatout.compat.tables import shipped_tables
 from flatout.schema.versions import Pair, numbers, pair
 
-# The version that this release of flatout is tested with, on CPUs and, where available, on GPUs.
+# The build for CPUs that this release of flatout is tested and measured with. On a GPU the newest
+# build that runs there is taken, because new cards need it. Without one there is nothing to gain,
+# and on Linux PyPI has newer versions only with gigabytes of CUDA.
 TORCH_VERSION = "2.13.0"
 
 _OSES: dict[str, Os] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import sys
 
@@ -12,25 +13,51 @@ from flatout.errors import UsageError
 from flatout.schema.machine import Machine
 from flatout.schema.units import bytes_text
 from flatout.schema.versions import Pair
+from flatout.system.store import environments
+
+_SETUP = "flatout setup torch"
 
 
 def require_torch(machine: Machine, python_version: Pair) -> None:
     """Makes sure that the interpreter has torch.
 
     Raises:
-        UsageError: torch-not-installed, with the command that installs the right build.
+        UsageError: torch-not-installed, with an environment that has it, or the command that
+            installs the right build.
     """
     if machine.framework("torch"):
         return
-    choice = choose_torch(machine, python_version)
+    python = machine.python or sys.executable
+    name = environment_with_torch() if python == sys.executable else None
+    if name is not None:
+        because, fix = f"the environment `{name}` has it", f"add --env {name}"
+    else:
+        choice = choose_torch(machine, python_version)
+        size = bytes_text(choice.download_bytes)
+        because = f"for this machine: {choice.requirement}, {size} to download; {choice.why}"
+        fix = providing_command(python, choice)
+        if fix == _SETUP:
+            fix += "; then add --env torch"
     raise UsageError(
         "torch-not-installed",
         f"{machine.python} has no torch.",
-        because=machine.unread.get("frameworks")
-        or f"for this machine: {choice.requirement}, "
-        f"{bytes_text(choice.download_bytes)} to download; {choice.why}",
-        fix=install_command(machine.python or sys.executable, choice),
+        because=machine.unread.get("frameworks") or because,
+        fix=fix,
     )
+
+
+def environment_with_torch() -> str | None:
+    """The name of an environment of `flatout setup` that has torch; None if there is none."""
+    made = environments.list_environments()
+    return next((one.name for one in made if one.spec.framework == "torch"), None)
+
+
+def providing_command(python: str, choice: TorchChoice) -> str:
+    """The command that installs torch; an environment for it where flatout's own has no pip."""
+    # uv leaves pip out of the environments that it makes for tools.
+    if python == sys.executable and importlib.util.find_spec("pip") is None:
+        return _SETUP
+    return install_command(python, choice)
 
 
 def choose_torch(machine: Machine, python_version: Pair) -> TorchChoice:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.redaction import redacted
 from flatout.doctor.ruleset import all_rules, shipped_rules
 from flatout.doctor.sarif import sarif
-from flatout.errors import UsageError
+from flatout.errors import UsageError, nearest_name
 from flatout.schema.finding import Fix
 from flatout.schema.machine import Machine
 from flatout.schema.site_policy import Site
@@ -98,10 +97,8 @@ def judge(machine: Machine, output: str = "") -> Examined:
 
 def _near(wrong: str, known: list[str]) -> str:
     # Not `nearest`, which would list all two hundred.
-    near = difflib.get_close_matches(wrong, known, n=1)
-    return (
-        f"did you mean `{near[0]}`?" if near else "a finding shows the id of its rule after `see`"
-    )
+    near = nearest_name(wrong, known)
+    return f"did you mean `{near}`?" if near else "a finding shows the id of its rule after `see`"
 
 
 def report(examined: Examined) -> dict[str, Any]:

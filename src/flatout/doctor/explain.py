@@ -5,7 +5,6 @@ Separate from `api`, because explaining a text needs no machine, or only a quick
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.rule_page import page_of
 from flatout.doctor.ruleset import all_rules, shipped_rules
-from flatout.errors import UsageError
+from flatout.errors import UsageError, nearest_name
 from flatout.schema.exit_status import Outcome
 from flatout.schema.finding import Evidence, Finding
 from flatout.schema.machine import Machine
@@ -38,7 +37,7 @@ _SHOWN = 60
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The documentation of a rule, or of one of flatout's own errors."""
+    """The documentation of a rule, an advice of `profile`, or one of flatout's own errors."""
 
     id: str
     text: str
@@ -48,8 +47,8 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     """The causes found in a text, or the page of that id.
 
     Args:
-        subject: a file, "-" for piped input, or the id of a rule or an error; if None, piped
-            input, else the output of the last failed run.
+        subject: a file, "-" for piped input, or the id of a rule, an error or an advice; if None,
+            piped input, else the output of the last failed run.
         is_here: the text is from this machine, whose facts are added. If None, only piped input
             without "-" and the output of a run are assumed to be, unless they describe another
             machine.
@@ -69,7 +68,7 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
 
 
 def page_by_id(subject: str) -> Page:
-    """The page of a rule or an error; nothing is opened by that name.
+    """The page of a rule, an error or an advice; nothing is opened by that name.
 
     Raises:
         UsageError: nothing-to-explain.
@@ -77,15 +76,15 @@ def page_by_id(subject: str) -> Page:
     rule = all_rules().find(subject)
     if rule is not None:
         return Page(rule.id, page_of(rule))
-    errors = error_pages.read_pages()
-    if subject not in errors:
+    pages = error_pages.read_pages() | error_pages.read_advice()
+    if subject not in pages:
         raise UsageError(
             "nothing-to-explain",
-            f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule or an "
-            "error.",
-            fix=_near_page(subject, [*(rule.id for rule in all_rules().rules), *errors]),
+            f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule, an "
+            "error or an advice.",
+            fix=_near_page(subject, [*(rule.id for rule in all_rules().rules), *pages]),
         )
-    return Page(subject, errors[subject])
+    return Page(subject, pages[subject])
 
 
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
@@ -99,10 +98,10 @@ def _near_page(wrong: str, ids: list[str]) -> str:
     if any(sign.isspace() for sign in wrong):
         return "pipe text in instead of typing it: python train.py 2>&1 | flatout explain"
     # Not `nearest`, which would list a hundred.
-    near = difflib.get_close_matches(wrong, ids, n=1)
-    if near:
-        return f"did you mean `{near[0]}`?"
-    return "give a file, or the id after `see:` in an error"
+    near = nearest_name(wrong, ids)
+    if near is not None:
+        return f"did you mean `{near}`?"
+    return "give a file, the id of an advice, or the one after `see:` in an error"
 
 
 def explain_text(pieces: Iterable[bytes], here: MachineReader = no_machine) -> Diagnosis:

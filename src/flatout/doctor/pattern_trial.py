@@ -29,7 +29,7 @@ _SHOWN = 40
 _REFERENCE = re.compile(r"\(\?P=|\(\?\(|\\[1-9]")
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class PatternTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of patterns.
 
     verdicts: by their `key`: None if they end, otherwise a text on which they do not, empty if it
@@ -84,7 +84,7 @@ def _refers_to_groups(pattern: str) -> bool:
     return bool(_REFERENCE.search(pattern))
 
 
-def tried(patterns: Iterable[OwnPattern], known: Mapping[str, str | None]) -> Trial:
+def tried(patterns: Iterable[OwnPattern], known: Mapping[str, str | None]) -> PatternTrial:
     """What is known, and what a trial of the other patterns shows.
 
     Args:
@@ -98,7 +98,7 @@ def tried(patterns: Iterable[OwnPattern], known: Mapping[str, str | None]) -> Tr
             open_ones = _try(open_ones, verdicts)
         except (OSError, ProcessEnded) as error:
             failed = str(error)
-    return Trial(verdicts=dict(list(verdicts.items())[-_MOST_KEPT:]), failed=failed)
+    return PatternTrial(verdicts=dict(list(verdicts.items())[-_MOST_KEPT:]), failed=failed)
 
 
 def _try(patterns: list[OwnPattern], verdicts: dict[str, str | None]) -> list[OwnPattern]:
@@ -122,7 +122,7 @@ def _try(patterns: list[OwnPattern], verdicts: dict[str, str | None]) -> list[Ow
     return []
 
 
-def refused(patterns: Iterable[OwnPattern], trial: Trial) -> list[Misfit]:
+def refused(patterns: Iterable[OwnPattern], trial: PatternTrial) -> list[Misfit]:
     """Patterns that may not be used, after they were tried."""
     found = []
     for pattern in patterns:

@@ -79,7 +79,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.machine.host.container is not None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class RuleVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a rule's Python function decides; None leaves a field to the rule's data.
 
     fixes: shown instead of the rule's.
@@ -168,16 +168,16 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             confirm=confirm,
         )
 
-    def _verdict(self, case: Case) -> Verdict | None:
+    def _verdict(self, case: Case) -> RuleVerdict | None:
         data = self.data
         if data.never is not None and _holds(data.never, case):
             return None
         if data.verdict is not None:
-            return cast("Verdict | None", _call(data.verdict, case))
+            return cast("RuleVerdict | None", _call(data.verdict, case))
         conditions = (data.decided, data.likely, data.possible)
         for certainty, condition in zip(_CERTAINTIES, conditions, strict=True):
             if condition is not None and _holds(condition, case):
-                return Verdict(certainty=certainty)
+                return RuleVerdict(certainty=certainty)
         return None
 
     def _severity(self, case: Case) -> Severity:

@@ -23,6 +23,11 @@ _LEAST_FOR_LARGER_BATCH = 1.25
 _LEAST_OPERATORS = 150
 # Below that, calling an operator takes longer than what it does.
 _TINY_S = 2e-5
+# Of the operators' own time, what compiling saves, with its doubt.
+_SAVED_BY_COMPILING, _DOUBT_OF_COMPILING = 0.7, 0.4
+# What calling compiled code takes in turn: its guards, and autograd around it, forward and backward
+# (LOG.md, 2026-11-28). A step of a few hundred microseconds becomes slower by it.
+_CALL_OF_COMPILED_S = 3e-4
 _LEAST_SHARE = 0.05
 _LEAST_IDLE = 0.15
 # Where one of these is found, small operators are what it leads to.
@@ -290,18 +295,33 @@ def _tiny_operators(report: StepProfile) -> Iterator[Advice]:
         return
     can_compile = bool(report.recipe) and traits.not_compiled is None and not traits.has_own_step
     lines = tuple(line for line in report.lines if line.part == "step")[:3]
+    fix = "use fewer, larger operators" + (" in these lines" if lines else "")
+    saved = f"{percent_text(_SAVED_BY_COMPILING, 0)} of their time"
+    basis, call_s = f"if {saved} were saved", 0.0
+    if traits.not_compiled is None:
+        fix = "--use compiled=loss" if can_compile else f"torch.compile the model, or {fix}"
+        call_s = _num_micro_batches(report) * _CALL_OF_COMPILED_S
+        called = f"{seconds_text(call_s)} per step for calling compiled code"
+        basis = f"if compiling saved {saved}, less {called}"
+    middle, low, high = (
+        _SAVED_BY_COMPILING * (1 + doubt) * own_s - call_s
+        for doubt in (0.0, -_DOUBT_OF_COMPILING, _DOUBT_OF_COMPILING)
+    )
     yield Advice(
         id="tiny-operators",
         problem="The step consists of many small operators.",
         because=f"{count:,.0f} operators of {seconds_text(own_s / count)} each, calls included",
-        fix="--use compiled=loss"
-        if can_compile
-        else "torch.compile the model, or use fewer, larger operators in these lines",
-        speedup=speedup_of(report.mean_step_s, 0.7 * own_s, doubt=0.4),
-        basis="if two thirds of their time went",
+        fix=fix,
+        speedup=faster(report.mean_step_s, Interval(middle=middle, low=low, high=high)),
+        basis=basis,
         changes={"compiled": "loss"} if can_compile else {},
         lines=lines,
     )
+
+
+def _num_micro_batches(report: StepProfile) -> int:
+    size = report.traits.batch_size or 1
+    return -(-size // int(report.recipe.get("micro_batch_size", size)))
 
 
 def _share(report: StepProfile, seconds: float) -> str:

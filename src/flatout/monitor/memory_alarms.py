@@ -10,7 +10,7 @@ from flatout.monitor.gpu_alarms import MachineHistory
 from flatout.monitor.run_state import RunState
 from flatout.monitor.trend import last_points, steady_growth
 from flatout.schema.finding import Finding, Fix
-from flatout.schema.machine_sample import GpuSample
+from flatout.schema.machine_sample import GpuSample, HostSample
 from flatout.schema.units import bytes_text, percent_text, rate_text, seconds_text
 
 _WINDOW_S = 20.0
@@ -42,12 +42,11 @@ def memory_findings(
     gpus: readings of those that it uses, newest first.
     can_spill: the driver moves memory out of a full GPU rather than refuse it.
     """
-    host = machine.samples[-1].host if machine.samples else None
-    if host is not None and host.available_bytes is not None and host.memory_bytes:
-        room = (host.available_bytes, host.memory_bytes)
-        growth = _leak(state, state.memory, state.peak_memory, room)
+    host_room = _host_room(state, machine.samples[-1].host) if machine.samples else None
+    if host_room is not None:
+        growth = _leak(state, state.memory, state.peak_memory, host_room)
         if growth is not None:
-            yield _host_leak(state, growth, host.available_bytes)
+            yield _host_leak(state, growth, host_room[0])
     gpu = _fullest(gpus)
     if gpu is None or gpu.used_bytes is None or not gpu.memory_bytes:
         return
@@ -59,6 +58,20 @@ def memory_findings(
         spilled = _spilled(state, gpu, gpu.used_bytes / gpu.memory_bytes)
         if spilled is not None:
             yield spilled
+
+
+def _host_room(state: RunState, host: HostSample) -> tuple[int, int] | None:
+    """The free memory for the run's processes and the whole of it; None if unknown.
+
+    In a container with a limit, the computer's memory says nothing.
+    """
+    if host.available_bytes is None or not host.memory_bytes:
+        return None
+    worker = state.sample.worker
+    left = worker.left_bytes if worker is not None else None
+    if worker is None or left is None or left >= host.available_bytes:
+        return host.available_bytes, host.memory_bytes
+    return left, left + (worker.memory_bytes or 0)
 
 
 def _fullest(gpus: Mapping[int, list[GpuSample]]) -> GpuSample | None:

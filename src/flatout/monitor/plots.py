@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,13 +20,14 @@ from flatout.schema.run import Run
 from flatout.schema.run_lines import Metric
 from flatout.schema.suggested_command import show_command
 from flatout.system import atomic_files
+from flatout.system.optional_packages import is_installed
 
 _PIXELS_PER_INCH = 110
 
 
 def can_draw() -> bool:
     """Whether matplotlib is there; it is not imported, which takes a second."""
-    return importlib.util.find_spec("matplotlib") is not None
+    return is_installed("matplotlib")
 
 
 def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flatout.errors import UsageError
 from flatout.monitor.machine_use import others_bytes
 from flatout.schema.machine_sample import MachineSample
 from flatout.schema.run_lines import EpochEnded, Line, Logged, Progress, Validated
+from flatout.system.optional_packages import load_package
 
 # Distinguishes our event files from those of other writers in the same folder.
 _SUFFIX = ".flatout"
@@ -30,16 +29,10 @@ class Writer:
 
     def __init__(self, run_id: str, parent: Path) -> None:
         self.folder = parent / run_id
-        try:
-            # By name, since it loads numpy, which nothing but this option needs.
-            package = importlib.import_module("tensorboardX")
-        except ImportError as error:
-            raise UsageError(
-                "tensorboard-not-installed",
-                "TensorBoard event files need the package tensorboardX.",
-                because=str(error),
-                fix="pip install 'flatout[tensorboard]'",
-            ) from error
+        # Only here: it loads numpy, which nothing but this option needs.
+        package = load_package(
+            "tensorboard-not-installed", "`--tensorboard`", "tensorboardX", extra="tensorboard"
+        )
         for old in self.folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             old.unlink()
         # When each step was, in the order of time.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from flatout.schema.machine_sample import GpuSample
-from flatout.schema.watched import GpuUse, ProcessTreeSample, TimeOutside, WatchSample
+from flatout.schema.watched import ProcessTreeSample, TimeOutside, WatchedGpu, WatchSample
 
 Number = TypeVar("Number", int, float)
 
@@ -118,8 +118,8 @@ class _Gpu:
         self._used_bytes = _largest(self._used_bytes, gpu.used_bytes)
         self._last = gpu
 
-    def use(self, index: int) -> GpuUse:
-        return GpuUse(
+    def use(self, index: int) -> WatchedGpu:
+        return WatchedGpu(
             index=index,
             name=self._last.name,
             utilization=self._utilization.value,

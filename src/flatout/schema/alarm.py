@@ -34,12 +34,14 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
 
     is_stopped: by SIGSTOP, Ctrl-Z or a debugger. cpu_s: processor time of the worker and its
     children so far. memory_bytes: of all of them, without what they share with others.
+    left_bytes: of memory, that their container or group may still take; None without a limit.
     """
 
     pid: int
     is_stopped: bool
     cpu_s: float
     memory_bytes: int | None = None
+    left_bytes: int | None = None
 
 
 class RankProgress(msgspec.Struct, frozen=True, kw_only=True):

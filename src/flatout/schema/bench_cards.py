@@ -10,7 +10,7 @@ from flatout.schema.tuning import Interval
 CARDS_VERSION = 1
 
 
-class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True):
     """What a step's time is spent on, in seconds.
 
     compute: FLOPs at the peak rate; memory: the rest of the device's time. host: how long the host
@@ -71,7 +71,7 @@ class CardPrediction(msgspec.Struct, frozen=True, kw_only=True):
     throughput: Interval | None = None
     at_most: float | None = None
     ratio: float | None = None
-    parts: StepParts | None = None
+    parts: StepBreakdown | None = None
     does_fit: bool | None = None
     memory_bytes: float
     watts: float
@@ -87,7 +87,7 @@ class CardsReport(msgspec.Struct, frozen=True, kw_only=True):
     cards_version: int = CARDS_VERSION
     measured: MeasuredStep
     dtype: str
-    parts: StepParts | None
+    parts: StepBreakdown | None
     how: str
     error: float
     cards: tuple[CardPrediction, ...]

@@ -10,7 +10,7 @@ from flatout.schema.bench import BenchFile, Unit
 from flatout.schema.tuning import Interval
 
 COMPARISON_VERSION = 1
-Verdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
+ComparisonVerdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
 # What is limited by what, in the order in which it is shown.
 Group = Literal[
     "training", "compute", "memory", "communication", "copies", "launch latency", "data path",
@@ -41,7 +41,7 @@ class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class RowChange(msgspec.Struct, frozen=True, kw_only=True):
     """A row of one file against the same row of the first.
 
     ratio: above 1 is better: more per second, or fewer seconds. With its 95 % interval, which is
@@ -51,7 +51,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     ratio: Interval
     p_value: float
-    verdict: Verdict
+    verdict: ComparisonVerdict
     why: str | None = None
 
 
@@ -69,7 +69,7 @@ class ComparedValue(msgspec.Struct, frozen=True, kw_only=True):
     drift: float | None = None
     of_vendor: float | None = None
     conditions: dict[str, str] = {}
-    change: Change | None = None
+    change: RowChange | None = None
     unread: str | None = None
 
 

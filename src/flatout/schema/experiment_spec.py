@@ -23,9 +23,9 @@ class UsedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The sweep that a run is a trial of, and which one, from 1."""
+    """The sweep (its id) that a run is a trial of, and which one, from 1."""
 
-    sweep: str
+    id: str
     trial: int
 
 

@@ -70,7 +70,7 @@ class IngestRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class ShardColumn(msgspec.Struct, frozen=True, kw_only=True):
     """A column of the shards. type: as Arrow writes it."""
 
     name: str
@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     test: float
     key: str | None = None
     classes: tuple[str, ...] = ()
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ShardColumn, ...] = ()
     shape: tuple[int, ...] = ()
 
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from flatout.schema.tuning import Interval
 
 LOADTEST_VERSION = 1
 
-# status: an answer of 400 or more. unsent: all connections were busy for as long as a client waits.
+# status: an answer of 300 or more. unsent: all connections were busy for as long as a client waits.
 ErrorKind = Literal["status", "timeout", "connection", "wrong answer", "unsent"]
 LoadVerdict = Literal["faster", "slower", "cannot tell"]
 

@@ -43,10 +43,14 @@ class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="workload")
 
 
 class RecipeChosen(Reply, frozen=True, kw_only=True, tag="recipe"):
-    """The recipe. text: its fields and where it is from."""
+    """The recipe. text: its fields and where it is from.
+
+    ladder: from the plain loop to it, as the search has measured each step; empty without a search.
+    """
 
     changes: dict[str, Any]
     text: str
+    ladder: str = ""
 
 
 class WorkloadMeasured(Reply, frozen=True, kw_only=True, tag="workload"):

@@ -14,8 +14,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     command: starts one of them. starts: the first message to each.
     latency_s: target for a batch; None: batches have the fixed size that the starts name.
-    num_cores: to share out among as many replicas as the first one, which alone has a start, leaves
-    room for; None: there are as many as there are starts.
+    num_cores: to share out among the server and as many replicas as the first one, which alone has
+    a start, leaves room for; None: there are as many as there are starts.
     """
 
     name: str
@@ -130,9 +130,9 @@ class ServeTick(ServeEvent, frozen=True, kw_only=True, tag="tick"):
 
 
 class ServeStopping(ServeEvent, frozen=True, kw_only=True, tag="stopping"):
-    """It finishes what it has accepted. num_open: requests."""
+    """It finishes what it has accepted. num_open: requests; None: Ray knows."""
 
-    num_open: int
+    num_open: int | None
 
 
 class ServeStopped(ServeEvent, frozen=True, kw_only=True, tag="stopped"):

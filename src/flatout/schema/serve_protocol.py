@@ -13,7 +13,7 @@ import msgspec
 from flatout.schema.finding import Finding
 from flatout.schema.serve_model import ServedModel
 
-# A longer message is a broken stream, not a request: the server limits bodies far below.
+# A longer message is a broken stream: the server limits bodies and batches far below.
 MOST_MESSAGE_BYTES = 1 << 30
 
 
@@ -36,10 +36,14 @@ class TensorInput(msgspec.Struct, frozen=True, tag="tensors"):
 
 
 class FileInput(msgspec.Struct, frozen=True, tag="file"):
-    """The bytes of a file; suffix: found from its content, such as `.png`, never from its name."""
+    """The bytes of a file; suffix: found from its content, such as `.png`, never from its name.
+
+    content_bytes: of the pixels or data in it; 0: no more than the file has.
+    """
 
     data: bytes
     suffix: str = ""
+    content_bytes: int = 0
 
 
 class TextInput(msgspec.Struct, frozen=True, tag="text"):
@@ -91,9 +95,24 @@ class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
-    """Requests to answer together."""
+    """Requests to answer together.
+
+    max_samples: computed together at most; None: as many as the replica has chosen.
+    """
 
     items: tuple[BatchItem, ...]
+    max_samples: int | None = None
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
+    """Measure batches again, between requests; `Measured` follows."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
+    """How long batches take, and the best size, by all that was measured until now."""
+
+    batch_s: dict[int, float]
+    max_samples: int
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -159,7 +178,8 @@ class BatchDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     memory_bytes: int | None = None
 
 
-ToReplica = ReplicaStart | Batch | Cancel
+ToReplica = ReplicaStart | Batch | Cancel | Measure
 FromReplica = (
     ReplicaStarting | ReplicaReady | ReplicaFailed | Answered | ItemRefused | Piece | BatchDone
-)
+    | Measured
+)  # fmt: skip

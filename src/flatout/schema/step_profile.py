@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from flatout.schema.finding import Finding
+from flatout.schema.finding import Finding, page_command
 from flatout.schema.tuning import Interval, Load
 
 STEP_PROFILE_VERSION = 1
@@ -160,7 +160,8 @@ class StepTraits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch that hold only padding, as far as cutting batches at their longest sample or sorting them
     by length would save them. num_recompiles: of torch.compile, in a step; compile_s: their time.
     not_compiled, not_cached: why that is impossible here; None where it is possible.
-    num_operators: calls in a step that start work. num_syncs: in which the host waits for it.
+    num_operators: calls in a step that start work, without those of the optimizer. num_syncs: in
+    which the host waits for it.
     has_own_step: the experiment makes its updates itself.
     batch_parameter: of the experiment, that sets batch_size.
     """
@@ -203,6 +204,17 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     changes_result: str | None = None
     measured: Interval | None = None
     not_proved: str | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """What its measurement says against it, where the whole interval does."""
+        is_slower = self.measured is not None and self.measured.high < 1
+        return "slower: do not use it" if is_slower else None
+
+    @property
+    def see(self) -> str:
+        """The command that shows its page."""
+        return page_command(self.id)
 
 
 class StepProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,14 +54,15 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line of `flatout sweep` as data.
 
     training: of every trial, with the parameters as they were typed, ranges among them.
-    num_trials: None takes the whole grid, else DEFAULT_TRIALS. metric, direction: None takes the
+    num_trials: None takes the whole grid, else DEFAULT_TRIALS. sampler: None takes `grid` where the
+    trials are enough for every combination, else `tpe`. metric, direction: None takes the
     experiment's `best`, and the direction that its name has. parallel: trials at a time.
     name: of the sweep; None finds a free one. resume: the sweep to continue.
     """
 
     training: TrainRequest = TrainRequest()
     num_trials: int | None = None
-    sampler: Sampler = "tpe"
+    sampler: Sampler | None = None
     pruner: Pruner = "none"
     metric: str | None = None
     direction: Direction | None = None

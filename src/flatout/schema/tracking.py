@@ -51,10 +51,13 @@ class TrackerJob(msgspec.Struct, frozen=True, kw_only=True):
     """The order to a process that sends: on its stdin, because the target may hold a password.
 
     is_following: for as long as the run is trained; else only what it has now.
+    events_bytes: the size of events.jsonl before this training. Until it has begun, a run that is
+        resumed still has the lines after its checkpoint, which it will compute again.
     """
 
     target: TrackerTarget
     is_following: bool = True
+    events_bytes: int = 0
 
 
 class TrackerPosition(msgspec.Struct, frozen=True, kw_only=True):

@@ -178,6 +178,11 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                     fixes=(Fix(text="leave out one of them"),),
                 )
 
+    @property
+    def is_later_trial(self) -> bool:
+        """Whether it is the second trial of a sweep or a later one: the first has been started."""
+        return self.sweep is not None and self.sweep.trial > 1
+
     def check(self) -> None:
         """Refuses what cannot be combined.
 

@@ -83,7 +83,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class GateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a candidate still computes what the plain step computes."""
 
     checks: tuple[Check, ...] = ()
@@ -197,7 +197,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     by_process: tuple[Interval, ...] = ()
     samples_per_s: float | None = None
     incumbent_samples_per_s: float | None = None
-    verdict: Verdict | None = None
+    verdict: GateVerdict | None = None
     problem: Finding | None = None
     effect: str | None = None
     excess_bytes: int = 0
@@ -238,6 +238,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_processes: candidates can be measured in processes of their own. not_retained: why freed
     memory cannot be kept, None if it can. topology: of the CPUs that the process may use.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
+    not_captured: what of the experiment keeps its steps out of CUDA graphs, if anything does.
     not_compiled: why nothing can be compiled here, None if it can. num_steps: of the run that
     should be made faster, None if no one knows. is_deterministic: it must repeat bit for bit.
     cache: of map-style data, where reading it takes a share of the step that is worth saving.
@@ -255,6 +256,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     can_be_fused: bool
     has_foreach: bool
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
+    not_captured: str | None = None
     has_volumes: bool = False
     has_blocks: bool = False
     has_processes: bool = True

@@ -109,6 +109,8 @@ def quantity_text(value: float, unit: str) -> str:
         return bytes_text(value)
     if unit == "share":
         return percent_text(value)
+    if unit == "loss":
+        return f"{value:.4g}"
     if unit in PREFIXED_UNITS:
         return f"{_prefixed(value)}{PREFIXED_UNITS[unit]}"
     if unit.endswith("/s"):

@@ -46,7 +46,7 @@ class WatchSample(MachineSample, frozen=True, kw_only=True, omit_defaults=True):
     program: ProcessTreeSample | None = None
 
 
-class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU while a program ran. utilization: mean; used_bytes: peak, by all programs."""
 
     index: int
@@ -68,7 +68,7 @@ class TimeOutside(msgspec.Struct, frozen=True, kw_only=True):
     num_cpus: int | None = None
     cpu_s: float | None = None
     host_utilization: float | None = None
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: tuple[WatchedGpu, ...] = ()
     disk_wait: float | None = None
     disk_read_bytes: int | None = None
     disk_written_bytes: int | None = None

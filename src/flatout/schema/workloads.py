@@ -25,11 +25,23 @@ class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, int]
 
 
+class Epochs(msgspec.Struct, frozen=True, kw_only=True):
+    """Passes over the data that a network is known for, in which people state speeds.
+
+    text: for people. amount: samples or tokens, as the workload counts. source: of the amount.
+    """
+
+    text: str
+    amount: float
+    source: str
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A training that is measured.
 
     what: for people. tokens_per_sample: a parameter's name; None if samples are counted.
     fixed: recipe fields that belong to it. small: for CPUs with few cores.
+    epochs: of the published network; None if its speed is not published by epochs.
     """
 
     name: str
@@ -38,6 +50,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     small: WorkloadSize
     fixed: dict[str, Value] = {}
     has_tokens: bool = False
+    epochs: Epochs | None = None
 
     def size(self, device_types: Sequence[str], num_cores: int | None) -> WorkloadSize:
         """One network for all devices of a measurement, so that they can be compared."""
@@ -79,6 +92,23 @@ def _size(
     )
 
 
+# As MNIST's example in pytorch/examples and the WSL2 benchmark of 2020 train it.
+_MNIST = Epochs(
+    text="14 epochs of MNIST", amount=14 * 60_000,
+    source="LeCun, Cortes and Burges, The MNIST database of handwritten digits: 60,000 images",
+)  # fmt: skip
+_IMAGENET = Epochs(
+    text="an epoch of ImageNet", amount=1_281_167,
+    source="Russakovsky et al. (2015), https://arxiv.org/abs/1409.0575: 1,281,167 images",
+)  # fmt: skip
+_SQUAD = Epochs(
+    text="an epoch of SQuAD 1.1", amount=87_599,
+    source="https://huggingface.co/datasets/rajpurkar/squad: 87,599 questions, one sequence each",
+)  # fmt: skip
+_OPENWEBTEXT = Epochs(
+    text="an epoch of OpenWebText", amount=9_035_582_198,
+    source="karpathy/nanoGPT: data/openwebtext/readme.md: 9,035,582,198 tokens",
+)  # fmt: skip
 _MLP = _size("20 features, 128 hidden units", (64, 500), (64, 500))
 
 WORKLOADS: dict[str, Workload] = {
@@ -95,6 +125,7 @@ WORKLOADS: dict[str, Workload] = {
             what="MNIST with a network enlarged to keep a GPU busy",
             published=_size("128 channels", (512, 3), (512, 50), size="full"),
             small=_size("16 channels", (512, 10), (512, 50), size="tiny"),
+            epochs=_MNIST,
         ),
         Workload(
             name="mnist-wsl2",
@@ -102,18 +133,21 @@ WORKLOADS: dict[str, Workload] = {
             published=_size("128 channels", (512, 3), (512, 50), channels=128),
             small=_size("16 channels", (512, 10), (512, 50), channels=16),
             fixed={"precision": "fp32"},
+            epochs=_MNIST,
         ),
         Workload(
             name="resnet50",
             what="ResNet-50 v1.5 on 224 x 224 pixels",
             published=_size("224 x 224 pixels", (32, 3), (256, 20), size="full"),
             small=_size("224 x 224 pixels", (2, 3), (256, 20), size="full"),
+            epochs=_IMAGENET,
         ),
         Workload(
             name="bert-large",
             what="BERT-Large fills in masked words",
             published=_size("24 layers, sequences of 384", (4, 3), (32, 20), depth=24, length=384),
             small=_size("4 of 24 layers, sequences of 128", (1, 3), (64, 20), depth=4, length=128),
+            epochs=_SQUAD,
         ),
         Workload(
             name="gpt3-small",
@@ -121,6 +155,7 @@ WORKLOADS: dict[str, Workload] = {
             published=_size("12 layers, context 1024", (1, 3), (16, 20), depth=12, length=1024),
             small=_size("4 of 12 layers, context 128", (1, 3), (64, 20), depth=4, length=128),
             has_tokens=True,
+            epochs=_OPENWEBTEXT,
         ),
         Workload(
             name="charlm",

@@ -4,16 +4,14 @@ found on one holds on no other.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
 from flatout.system.atomic_files import mapped_os_errors
+from flatout.system.usable_cpus import num_usable_of
 
 
 def processor_name() -> str:
@@ -40,10 +38,7 @@ def num_usable_cores() -> int:
     """Physical cores that this process may use: not those beyond its affinity, nor beyond the
     time that its container is given.
     """
-    cores = float(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
-    if sys.platform == "linux":
-        cores = min(cores, len(os.sched_getaffinity(0)), cpu_quota(Path("/")))
-    return max(1, math.ceil(cores))
+    return num_usable_of(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
 def num_usable_threads(offered: int) -> int:
@@ -51,41 +46,3 @@ def num_usable_threads(offered: int) -> int:
     container may use; but what a user has set holds.
     """
     return offered if "OMP_NUM_THREADS" in os.environ else min(offered, num_usable_cores())
-
-
-def cpu_quota(root: Path) -> float:
-    """Processors' worth of time that cgroups let this process have; infinite without a limit.
-
-    Args:
-        root: of the file system.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max),
-    https://docs.kernel.org/scheduler/sched-bwc.html (version 1).
-    """
-    return min(_quotas(root), default=math.inf)
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # Every group above may limit it, too. In a container its own may be the root that is seen.
-        for folder in (PurePosixPath(group), *PurePosixPath(group).parents):
-            cgroup = mounted / folder.relative_to("/")
-            quota, _, period = _read(cgroup / "cpu.max").partition(" ")
-            if not quota:
-                quota = _read(cgroup / "cpu.cfs_quota_us")
-                period = _read(cgroup / "cpu.cfs_period_us")
-            if quota.strip().isdigit() and period.strip().isdigit() and int(period):
-                yield int(quota) / int(period)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        # Most groups do not limit it, and have no such file.
-        return ""

@@ -28,6 +28,11 @@ def free_memory_bytes(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgrou
     return min([psutil.virtual_memory().available, *_left_in_groups(groups, own)])
 
 
+def left_in_groups_bytes(pid: int, groups: Path = _GROUPS) -> int | None:
+    """Main memory that the control groups of a process let it still take; None without a limit."""
+    return min(_left_in_groups(groups, Path(f"/proc/{pid}/cgroup")), default=None)
+
+
 def _left_in_groups(groups: Path, own: Path) -> Iterator[int]:
     """The rest of the limits of this process's group and each one above it."""
     for controller, limit_name, used_name, reclaimed_name in _FILES:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from flatout.schema.serve_protocol import MOST_MESSAGE_BYTES
+from flatout.schema.units import bytes_text
 from flatout.system.json_process import exit_with_children, protected_stdio
 
 _LENGTH_BYTES = 4
@@ -20,11 +21,21 @@ _LENGTH_BYTES = 4
 _GRACE_S = 30.0
 
 
-def frame(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
-    """A message behind its length."""
+def frame(
+    encoder: msgspec.msgpack.Encoder, message: msgspec.Struct, most_bytes: int = MOST_MESSAGE_BYTES
+) -> bytearray:
+    """A message behind its length.
+
+    Raises:
+        ValueError: it is too long. The other end would take it for a broken stream.
+    """
     buffer = bytearray(_LENGTH_BYTES)
     encoder.encode_into(message, buffer, _LENGTH_BYTES)
-    buffer[:_LENGTH_BYTES] = (len(buffer) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+    length = len(buffer) - _LENGTH_BYTES
+    if length > most_bytes:
+        allowed = bytes_text(most_bytes)
+        raise ValueError(f"a message has {bytes_text(length)}; {allowed} are allowed")
+    buffer[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES, "big")
     return buffer
 
 

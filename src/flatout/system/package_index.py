@@ -73,7 +73,7 @@ def _pips_index() -> str | None:
 
 def _cache_file(index: str, project: str) -> Path:
     digest = hashlib.sha256(f"{index} {project}".encode()).hexdigest()[:16]
-    return paths.state_folder() / "indexes" / f"{project}-{digest}.json"
+    return paths.state_path("indexes") / f"{project}-{digest}.json"
 
 
 def _read_cached(path: Path) -> IndexPage | None:

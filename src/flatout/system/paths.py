@@ -10,8 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 from flatout.system.site_policy import expanded, read_site
+
+# Everything in the state folder: `flatout disk` lists it by these names.
+StateName = Literal[
+    "bench", "changes", "crashes", "failed-start", "indexes", "interpreters.txt", "launches",
+    "limits", "lr", "monitor", "profiles", "recipes", "runs", "servers", "sweeps", "tunes",
+    "watched", "web",
+]  # fmt: skip
 
 
 def state_folder() -> Path:
@@ -19,19 +27,24 @@ def state_folder() -> Path:
     return _named("FLATOUT_STATE") or _base("XDG_STATE_HOME", ".local/state") / "flatout"
 
 
+def state_path(name: StateName) -> Path:
+    """A folder or file in the state folder."""
+    return state_folder() / name
+
+
 def runs_folder() -> Path:
     """Folder that holds one folder per run."""
-    return state_folder() / "runs"
+    return state_path("runs")
 
 
 def tunes_folder() -> Path:
     """Folder that holds one folder per search for a recipe."""
-    return state_folder() / "tunes"
+    return state_path("tunes")
 
 
 def sweeps_folder() -> Path:
     """Folder that holds one folder per sweep; its trials are runs."""
-    return state_folder() / "sweeps"
+    return state_path("sweeps")
 
 
 def compat_update_file() -> Path:

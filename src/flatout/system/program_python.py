@@ -33,7 +33,7 @@ class _Report(msgspec.Struct):
     packages: dict[str, dict[str, object]]
 
 
-class Installed(msgspec.Struct, frozen=True):
+class InterpreterPackages(msgspec.Struct, frozen=True):
     """What an interpreter has. versions: by the name of a package; `python` among them."""
 
     versions: dict[str, str]
@@ -67,7 +67,7 @@ def python_of(program: Sequence[str]) -> str | Unread:
     return Unread(f"{path} is neither Python nor a script of it")
 
 
-def installed_in(python: str) -> Installed | Unread:
+def installed_in(python: str) -> InterpreterPackages | Unread:
     """The versions of what matters there, by its metadata: nothing is imported."""
     text = LocalSystem().packages(python, (*framework_probe.ASKED, *_PACKAGES))
     if isinstance(text, Unread):
@@ -78,4 +78,4 @@ def installed_in(python: str) -> Installed | Unread:
         return Unread(f"the interpreter printed {text.strip()[:80]!r}")
     versions = {name: str(facts["version"]) for name, facts in report.packages.items()}
     frameworks, _ = framework_probe.parse_report(text)
-    return Installed({"python": report.python, **versions}, frameworks)
+    return InterpreterPackages({"python": report.python, **versions}, frameworks)

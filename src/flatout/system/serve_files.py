@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -30,27 +31,29 @@ def write_control(control: ControlFile) -> Path:
     return path
 
 
-def write_example(port: int, value: object) -> Path:
-    """Writes the example request of a server into a file, which `curl` can send."""
-    path = _folder() / f"{port}-example.json"
+def write_example(name: str, value: object) -> Path:
+    """Writes the example request of a server into a file, which `curl` can send. name: its port,
+    or its name on Ray.
+    """
+    path = _folder() / f"{name}-example.json"
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_atomically(path, msgspec.json.encode(value))
     return path
 
 
-def remove(port: int) -> None:
+def remove(name: str) -> None:
     """Removes the files of a server."""
-    for name in (f"{port}.json", f"{port}-example.json"):
+    for file in (f"{name}.json", f"{name}-example.json"):
         with contextlib.suppress(OSError):
-            (_folder() / name).unlink(missing_ok=True)
+            (_folder() / file).unlink(missing_ok=True)
 
 
 def running_servers() -> list[ControlFile]:
     """The servers of this user; the files of those that have ended without removing them are
     removed.
     """
-    found = []
+    known = []
     folder = _folder()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if not path.stem.isdigit():
@@ -60,11 +63,14 @@ def running_servers() -> list[ControlFile]:
         except FlatoutError:
             # Damaged, or gone in this moment: there is no server that it leads to.
             continue
-        if _is_open(control.control_port):
-            found.append(control)
-        else:
-            remove(control.port)
-    return found
+        known.append(control)
+    # At once: one whose port is blocked does not keep the others waiting.
+    with ThreadPoolExecutor(max(1, len(known))) as threads:
+        are_open = list(threads.map(lambda control: _is_open(control.control_port), known))
+    for control, is_open in zip(known, are_open, strict=True):
+        if not is_open:
+            remove(str(control.port))
+    return [control for control, is_open in zip(known, are_open, strict=True) if is_open]
 
 
 def _is_open(port: int) -> bool:
@@ -95,4 +101,4 @@ def secret_of(text: str, option: str) -> str:
 
 
 def _folder() -> Path:
-    return paths.state_folder() / "servers"
+    return paths.state_path("servers")

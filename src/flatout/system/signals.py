@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -34,3 +36,17 @@ class Interrupts:
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+
+
+@contextlib.contextmanager
+def raised_interrupts() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside, for a wait that looks at no count."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

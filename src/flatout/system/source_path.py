@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import shlex
 import shutil
 import sys
@@ -17,11 +16,6 @@ from flatout.system.paths import data_folders
 
 # Project names that differ from import names.
 _REQUIREMENTS = {"PIL": "pillow"}
-
-
-def is_installed(name: str) -> bool:
-    """Whether a package can be imported."""
-    return importlib.util.find_spec(name) is not None
 
 
 def library(name: str, *, package: str) -> Any:

@@ -6,7 +6,6 @@ They run at the lowest priority, read the run's folder, and end some time after 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError
 from flatout.schema.tracking import TrackerJob, TrackerTarget, parse_tracker, parse_trackers
 from flatout.system.kill_tree import kill_tree
+from flatout.system.optional_packages import require_packages
 from flatout.system.process_env import creation_flags
 from flatout.system.site_policy import read_site
 from flatout.system.store.run_folder import RunFolder
@@ -110,25 +110,31 @@ def resolved(target: TrackerTarget) -> TrackerTarget:
 
 
 def _require_package(target: TrackerTarget) -> None:
-    found = importlib.util.find_spec(target.kind)
-    # A folder of that name, such as the one that wandb makes, is a package without an origin.
-    if found is None or found.origin is None:
-        raise UsageError(
-            "tracker-not-installed",
-            f"`--track {target}` needs the package {target.kind}.",
-            because=f"it is not installed in the environment of this command: {sys.prefix}",
-            fix=f"pip install 'flatout[{target.kind}]'",
-        )
+    what = f"`--track {target}`"
+    require_packages("tracker-not-installed", what, [target.kind], extra=target.kind)
 
 
-def start_trackers(folder: RunFolder, targets: Iterable[TrackerTarget]) -> None:
-    """Starts a process for each tracker; the training continues whatever becomes of them."""
+def num_event_bytes(folder: RunFolder) -> int:
+    """The size of events.jsonl, to be read before a training starts: see `TrackerJob`."""
+    try:
+        return folder.events.stat().st_size
+    except OSError:
+        return 0
+
+
+def start_trackers(
+    folder: RunFolder, targets: Iterable[TrackerTarget], events_bytes: int
+) -> None:  # fmt: skip
+    """Starts a process for each tracker; the training continues whatever becomes of them.
+
+    events_bytes: see `TrackerJob`.
+    """
     for target in targets:
         files = TrackerFiles(folder, target)
         position = msgspec.structs.replace(files.read(), is_done=False, finding=None)
         try:
             files.write(position)
-            _start(folder, TrackerJob(target=target))
+            _start(folder, TrackerJob(target=target, events_bytes=events_bytes))
         except (OSError, FlatoutError) as error:
             finding = not_received(folder, target, f"its process did not start: {error}")
             # On a full disk, the run itself reports it.

@@ -54,6 +54,8 @@ def worker_sample(pid: int, started_at: float) -> WorkerSample | None:
     # Only here: it takes 20 ms to import.
     import psutil
 
+    from flatout.system.free_memory import left_in_groups_bytes
+
     try:
         process = psutil.Process(pid)
         if process.create_time() > started_at + 1.0:
@@ -71,6 +73,7 @@ def worker_sample(pid: int, started_at: float) -> WorkerSample | None:
         is_stopped=status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
         cpu_s=sum(times),
         memory_bytes=sum(sizes) if sizes else None,
+        left_bytes=left_in_groups_bytes(pid),
     )
 
 

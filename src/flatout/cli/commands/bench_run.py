@@ -57,7 +57,7 @@ def run(
     from flatout.cli.render.show_bench_frameworks import print_frameworks
     from flatout.cli.render.show_bench_run import print_run
 
-    command = bench_run.RunCommand(
+    command = bench_run.BenchRequest(
         workloads=workloads, devices=devices, is_quick=is_quick, out=out, **others
     )
     for option, path in (("--html", html), ("--out", out)):

@@ -10,7 +10,8 @@ from flatout.cli.options import json_document
 @click.command("disk")
 @click.option(
     "--free", "kinds", multiple=True, metavar="KIND",
-    help="Kind to delete: checkpoints, searches, recipes, data, environments, watched or caches.",
+    help="Kind to delete: checkpoints, searches, recipes, data, environments, compiled, watched, "
+    "results, caches or samples.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_document

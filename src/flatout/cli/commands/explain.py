@@ -19,8 +19,8 @@ def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
 
     Without FILE, it reads standard input if piped, else the log of the last failed run. Facts about
     this machine are added unless the text comes from another one. A FILE may come from any machine:
-    pass --here if it is from this one. For the ID of a rule, or the one after `see:` in an error,
-    its page is shown. Nothing is sent anywhere.
+    pass --here if it is from this one. For the ID of a rule or an advice, or the one after `see:`
+    in an error, its page is shown. Nothing is sent anywhere.
     """
     from flatout.cli.render import show, show_doctor
     from flatout.doctor import explain

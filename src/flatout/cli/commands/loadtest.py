@@ -8,7 +8,7 @@ import click
 
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.loadtest_compare import command as compare
-from flatout.cli.options import Command, json_document
+from flatout.cli.options import Command, json_document, token_option
 
 _LOAD = (
     click.option(
@@ -51,10 +51,7 @@ _REQUEST = (
         "--header", "headers", multiple=True, metavar="'NAME: VALUE'",
         help="Additional header; can be repeated.",
     ),
-    click.option(
-        "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
-        help="Token of the server; also from FLATOUT_SERVE_TOKEN.",
-    ),
+    token_option("FLATOUT_SERVE_TOKEN", "Token of the server"),
     click.option(
         "--check", metavar="FILE|JSON",
         help="Expected answer, or the members of it that matter; of a .jsonl file, one for each "

@@ -40,7 +40,7 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **options: str | N
         name = settled_name(name)
     request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **options))
     if is_interactive:
-        request = answered(request)
+        request = answered(request, runs_api.proposed_task(request))
     experiment = runs_api.draft(request)
     file = runs_api.write_new(experiment, is_forced=force)
     for finding in request.warnings():

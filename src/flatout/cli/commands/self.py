@@ -56,8 +56,8 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
     "--keep",
     multiple=True,
     metavar="KIND",
-    help="Kind to keep: edits, environments, data, searches, recipes, compiled, watched, caches or "
-    "samples.",
+    help="Kind to keep: edits, environments, data, searches, recipes, compiled, watched, results, "
+    "caches or samples.",
 )
 @_YES
 @json_document

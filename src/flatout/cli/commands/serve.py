@@ -10,7 +10,7 @@ import click
 from flatout.cli import completion_words
 from flatout.cli.command_group import LazyGroup
 from flatout.cli.commands.serve_swap import command as swap
-from flatout.cli.options import in_cluster, model_options
+from flatout.cli.options import address_options, model_options, token_option
 
 # With a single colon, it would have a port: an IPv6 address has at least two.
 _HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*")
@@ -59,22 +59,12 @@ def _host_names(
     "--latency", default="20ms", metavar="TIME", show_default=True,
     help="Longest time that a batch should take.",
 )  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, metavar="N", show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)  # fmt: skip
-@click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
-    help="Address to listen on; 0.0.0.0 is open to other computers.",
-)  # fmt: skip
+@address_options(port=8000)
 @click.option(
     "--allowed-hosts", default="", metavar="NAME,...", callback=_host_names,
     help="More host names that clients may use; * allows all, *.example.com those below.",
 )  # fmt: skip
-@click.option(
-    "--token", envvar="FLATOUT_SERVE_TOKEN", metavar="TEXT|@FILE",
-    help="Token that clients must send; also from FLATOUT_SERVE_TOKEN.",
-)  # fmt: skip
+@token_option("FLATOUT_SERVE_TOKEN", "Token that clients must send")
 @click.option(
     "--max-queue", type=click.IntRange(1), default=1024, metavar="N", show_default=True,
     help="Number of requests that may wait; more are refused.",
@@ -84,7 +74,10 @@ def _host_names(
     help="Longest time that a request may take.",
 )  # fmt: skip
 @model_options
-@in_cluster
+@click.option(
+    "--on", type=click.Choice(["cluster", "ray"]),
+    help="Compute in the `inference` service of the cluster in this folder, or on Ray Serve.",
+)  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="Print what happens as lines of JSON.")
 @click.pass_context
 def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
@@ -114,8 +107,12 @@ def command(context: click.Context, /, is_json: bool, **options: Any) -> None:
     model = ModelRequest(**options)
     model = show.with_trust(model, None if serve_api.is_exported(model.model) else model.model)
     with serve_api.interrupts() as interrupts, ServeDisplay(is_json=is_json) as display:
-        found = cluster_api.model_in_cluster(model) if on == "cluster" else model
-        for event in serve_api.serve(found, request, interrupts):
+        if on == "ray":
+            events = serve_api.serve_on_ray(model, request, interrupts)
+        else:
+            found = cluster_api.model_in_cluster(model) if on == "cluster" else model
+            events = serve_api.serve(found, request, interrupts)
+        for event in events:
             display.take(event)
 
 

@@ -32,8 +32,8 @@ class _SweepCommand(ExperimentCommand, LazyGroup):
     help="Number of trials.  [default: 20; grid: all]",
 )  # fmt: skip
 @click.option(
-    "--sampler", type=click.Choice(["tpe", "random", "grid"]), default="tpe",
-    show_default=True, help="Method that chooses the parameters of the next trial.",
+    "--sampler", type=click.Choice(["tpe", "random", "grid"]),
+    help="Method that chooses parameters.  [default: grid if it fits in --trials, else tpe]",
 )  # fmt: skip
 @click.option(
     "--pruner", type=click.Choice(["none", "median", "halving", "hyperband"]),

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
+from flatout.cli.options import address_options, token_option
 
 # A server's options, and those of a copy.
 _OF_SERVER = {"host": "--host", "port": "--port", "token": "--token", "is_read_only": "--read-only"}
@@ -14,18 +15,10 @@ _OF_COPY = {"runs": "--run", "conditions": "--where"}
 
 
 @click.command("web")
-@click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", show_default=True,
-    help="Address to listen on; 0.0.0.0 is open to other computers.",
-)  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8420, metavar="N", show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)  # fmt: skip
-@click.option(
-    "--token", envvar="FLATOUT_WEB_TOKEN", metavar="TEXT|@FILE",
-    help="Token that a browser must show; also from FLATOUT_WEB_TOKEN. Random by default; with "
-    "--read-only on this computer alone, none.",
+@address_options(port=8420)
+@token_option(
+    "FLATOUT_WEB_TOKEN", "Token that a browser must show",
+    "Random by default; with --read-only on this computer alone, none.",
 )  # fmt: skip
 @click.option("--read-only", "is_read_only", is_flag=True, help="Refuse every change.")
 @click.option(

@@ -32,9 +32,12 @@ def settled_name(name: str) -> str:
     return reply.strip()
 
 
-def answered(request: NewExperimentRequest) -> NewExperimentRequest:
-    """The request completed with the user's input; Enter accepts the default in brackets."""
-    task = request.task or _choice("Task", TASKS, request.settled_task)
+def answered(request: NewExperimentRequest, task: str) -> NewExperimentRequest:
+    """The request completed with the user's input; Enter accepts the default in brackets.
+
+    task: the default.
+    """
+    task = request.task or _choice("Task", TASKS, task)
     request = msgspec.structs.replace(request, task=task)
     kind = request.data or _choice("Kind of data", DATA_OF[task], request.settled_data)
     path, target = request.path, request.target

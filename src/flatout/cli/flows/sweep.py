@@ -15,6 +15,7 @@ from flatout.runs.sweep import result
 from flatout.schema.finding import finding_from
 from flatout.schema.suggested_command import command_line
 from flatout.schema.sweep import Sweep, SweepRequest
+from flatout.schema.units import count_text, counted_text
 
 _INTERRUPTED_CODE = 130
 
@@ -30,6 +31,10 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
     assert sweep is not None, "a sweep yields at least its end"
     plots = [] if interrupts.count else _drawn(sweep)
     _show(sweep, plots, is_json=is_json)
+    num_trials, num_requested = sweep.header.num_trials, request.num_trials or 0
+    if num_trials < num_requested:
+        all_text = counted_text(num_trials, "combination")
+        show.print_note(f"there are only {all_text}, so not {count_text(num_requested)} trials")
     if interrupts.count:
         show.print_note(f"resume it: {command_line(['flatout', 'sweep', '--resume', sweep.id])}")
     for finding in trackers.sweep_findings(sweep):

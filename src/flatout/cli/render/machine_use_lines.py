@@ -9,7 +9,20 @@ from flatout.schema.units import bytes_text, percent_text
 
 
 def machine_use_lines(run: Run) -> list[tuple[str, str]]:
-    """What the machine did during a run: the GPUs that it used, and the host."""
+    """What the machine did during a run: the GPUs that it used, the host, and memory of the run."""
+    return [*_load_lines(run), *_memory_lines(run)]
+
+
+def _memory_lines(run: Run) -> list[tuple[str, str]]:
+    """The most memory that a finished run had of its GPU: in tensors, and in torch's allocator."""
+    done = run.finished
+    if done is None or done.peak_allocated_bytes is None or done.peak_memory_bytes is None:
+        return []
+    allocated, reserved = bytes_text(done.peak_allocated_bytes), bytes_text(done.peak_memory_bytes)
+    return [("GPU memory", f"at most {allocated} allocated, {reserved} reserved by this run")]
+
+
+def _load_lines(run: Run) -> list[tuple[str, str]]:
     use = run.machine_use
     if use is None:
         return []

@@ -165,7 +165,9 @@ def print_written(file: str, experiment: NewExperiment, next_command: str) -> No
     of = (
         f"from {experiment.data} in {experiment.path}" if experiment.path else "from synthetic data"
     )
-    print_lines(console, [("wrote", file), ("learns", f"{experiment.task}, {of}")])
+    target = [f"target: {experiment.target}"] if experiment.target else []
+    learns = "; ".join([f"{experiment.task}, {of}", *target])
+    print_lines(console, [("wrote", file), ("learns", learns)])
     console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
 
 

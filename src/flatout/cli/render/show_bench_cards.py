@@ -18,11 +18,15 @@ def print_cards(report: CardsReport) -> None:
     console = show.make_console()
     show.print_lines(console, _head(report))
     console.print()
-    _print_table(report, report.cards, "card")
-    console.print()
-    _print_table(report, report.instances, "instance")
-    console.print()
     lines = [("how", report.how)]
+    if any(row.throughput is not None for row in report.cards):
+        _print_table(report, report.cards, "card")
+        console.print()
+        _print_table(report, report.instances, "instance")
+        console.print()
+    else:
+        # What the peaks allow are billions of samples, which no card reaches.
+        lines.insert(0, ("predicted", "nothing: see the notes (--json has what the peaks allow)"))
     if report.parts is not None:
         lines.append(("interval", f"x{report.error:.2f} to both sides: 9 of 10 predictions of"
                       " published figures were no further off"))  # fmt: skip
@@ -60,30 +64,34 @@ def _print_table(report: CardsReport, rows: Sequence[CardPrediction], first: str
     unit = report.measured.unit
     has_prices = any(row.price_per_hour is not None for row in rows)
     has_several = any(row.num_devices > 1 for row in rows)
+    is_card = first == "card"
     heads = [first, *(["GPUs"] if has_several else []), unit, "interval"]
-    heads += ["vs measured", "fits", "limit"]
+    # Instances have longer names, and the same cards: two columns fewer, for 80 characters.
+    heads += ["vs measured", "fits", "limit"] if is_card else ["fits"]
     prices = ["per hour", f"{unit.partition('/')[0]}/price"] if has_prices else []
     table = plain_table(*heads, *prices)
     for row in rows:
-        name = row.instance or row.short
-        several = []
+        cells: list[str | Text] = [row.instance or row.short]
         if has_several:
-            several = [f"{row.num_devices} x {row.short}" if row.instance else str(row.num_devices)]
-        cells = [name, *several, *_throughput(row, unit), _fit(row), f"{row.watts:,.0f} W"]
-        if has_prices:
-            cells += _price(row)
-        table.add_row(*cells)
+            num = str(row.num_devices)
+            cells.append(f"{num} x {row.short}" if row.instance else num)
+        cells += _throughput(row, unit)
+        if is_card:
+            cells += [_ratio(row.ratio), _fit(row), f"{row.watts:,.0f} W"]
+        else:
+            cells.append(_fit(row))
+        table.add_row(*cells, *(_price(row) if has_prices else []))
     show.make_console().print(table)
 
 
 def _throughput(row: CardPrediction, unit: str) -> list[str | Text]:
     if row.throughput is not None:
         middle = quantity_text(row.throughput.middle, unit).removesuffix(f" {unit}")
-        return [middle, interval_text(row.throughput, unit), _ratio(row.ratio)]
+        return [middle, interval_text(row.throughput, unit)]
     if row.at_most is not None:
         most = quantity_text(row.at_most, unit).removesuffix(f" {unit}")
-        return [f"< {most}", Text("launches decide", "dim"), ""]
-    return ["", Text(row.unread or "", "dim"), ""]
+        return [f"< {most}", Text("launches decide", "dim")]
+    return ["", Text(row.unread or "", "dim")]
 
 
 def _ratio(ratio: float | None) -> str:

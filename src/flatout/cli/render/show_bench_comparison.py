@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flatout.bench.table_texts import doubt_text, part_text, ratio_text, value_text
+from flatout.bench.table_texts import ratio_text, value_text
 from flatout.cli.render import show, wording
 from flatout.cli.render.tables import plain_table
-from flatout.schema.bench_comparison import BenchComparison, ComparedRow
-from flatout.schema.units import counted_text, percent_text
+from flatout.schema.bench_comparison import BenchComparison, ComparedRow, ComparedValue
+from flatout.schema.units import counted_text, percent_text, seconds_text
 
 _STYLES = {
     "faster": "green", "better": "green", "slower": "red", "worse": "red", "cannot tell": "dim",
@@ -36,12 +37,17 @@ def print_comparison(
     ])  # fmt: skip
     for place in range(1, len(comparison.files)) or (0,):
         console.print()
-        console.print(_row_table(comparison, place))
+        _print_rows(console, comparison, place)
+    unread = _unread(comparison) if len(comparison.files) == 1 else []
+    if unread:
+        console.print()
+        show.print_lines(console, unread)
     if comparison.groups:
         console.print(Text("\nwhere the differences are", "bold"))
         console.print(_group_table(comparison))
     if comparison.step_parts:
-        console.print(Text("\nwhat a step is made of", "bold"))
+        difference = " (and its difference)" if len(comparison.files) > 1 else ""
+        console.print(Text(f"\nwhat a step is made of{difference}", "bold"))
         console.print(_part_table(comparison))
     if comparison.differing:
         console.print(Text("\nwhat differs", "bold"))
@@ -56,20 +62,71 @@ def print_comparison(
     _print_next(console, comparison, html, command)
 
 
-def _row_table(comparison: BenchComparison, place: int) -> Table:
+def _print_rows(console: Console, comparison: BenchComparison, place: int) -> None:
+    """A table; where it is too wide, the label of each row is above its values."""
     first, other = comparison.files[0], comparison.files[place]
-    heads = (first.name, "of vendor") if place == 0 else (first.name, other.name, "ratio", "")
-    table = plain_table("", *heads)
-    for column in table.columns[1:]:
-        column.no_wrap = True
-        column.overflow = "ellipsis"
-    for group, rows in groupby(_by_group(comparison), key=lambda row: row.group):
-        table.add_row(Text(group, "bold"))
-        for row in rows:
-            if row.values[place] is not None:
-                label = Padding(Text(row.label), (0, 0, 0, 2))
-                table.add_row(label, *_cells(row, place))
-    return table
+    heads = [first.name, *(["of vendor"] if _has_peaks(comparison) else [])]
+    if place > 0:
+        heads = [first.name, other.name, "ratio", ""]
+    rows = [
+        row for row in _by_group(comparison) if row.values[place] is not None and _is_measured(row)
+    ]
+    cells = {row.id: _cells(row, place)[: len(heads)] for row in rows}
+    columns = list(zip(*cells.values(), strict=True))
+    widths = [max(cell_len(str(cell)) for cell in column) for column in columns]
+    labels = max((cell_len(row.label) for row in rows), default=0)
+    full = [max(width, cell_len(head)) for width, head in zip(widths, heads, strict=False)]
+    is_too_wide = 2 + labels + sum(width + 2 for width in full) > console.width
+    indent = 4 if is_too_wide else labels + 4
+    widths = widths if is_too_wide else full
+    _print_cells(console, " " * indent, heads, widths, "dim")
+    for group, members in groupby(rows, key=lambda row: row.group):
+        console.print(Text(group, "bold"))
+        for row in members:
+            label = f"  {row.label}"
+            if is_too_wide:
+                console.print(Text(label), soft_wrap=True)
+                label = ""
+            _print_cells(console, label.ljust(indent), cells[row.id], widths)
+
+
+def _print_cells(
+    console: Console,
+    start: str,
+    cells: Sequence[Text | str],
+    widths: Sequence[int],
+    style: str = "",
+) -> None:
+    line = Text(start, style)
+    for cell, width in zip(cells, widths, strict=False):
+        text = Text(cell) if isinstance(cell, str) else cell.copy()
+        text.truncate(width, overflow="ellipsis", pad=True)
+        line.append_text(text).append("  ")
+    line.rstrip()
+    console.print(line, soft_wrap=True)
+
+
+def _is_measured(row: ComparedRow) -> bool:
+    """In one of the files; what none has is in the report, with the reason."""
+    return any(value is not None and value.median is not None for value in row.values)
+
+
+def _has_peaks(comparison: BenchComparison) -> bool:
+    return any(
+        value is not None and value.of_vendor is not None
+        for row in comparison.rows
+        for value in row.values
+    )
+
+
+def _unread(comparison: BenchComparison) -> list[tuple[str, str]]:
+    """What a single file lacks, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        value = row.values[0]
+        if value is not None and value.unread is not None:
+            reasons.setdefault(value.unread, []).append(row.label)
+    return [("unread", f"{'; '.join(labels)}: {reason}") for reason, labels in reasons.items()]
 
 
 def _cells(row: ComparedRow, place: int) -> list[Text | str]:
@@ -77,14 +134,19 @@ def _cells(row: ComparedRow, place: int) -> list[Text | str]:
     assert value is not None
     cells: list[Text | str] = [value_text(row, row.values[0])]
     if place == 0:
-        shown = value.unread or ("" if value.of_vendor is None else percent_text(value.of_vendor))
-        return [*cells, shown]
+        return [*cells, "" if value.of_vendor is None else percent_text(value.of_vendor)]
     cells.append(value_text(row, value))
     if value.change is None:
-        return [*cells, "", "*" if value.unread else ""]
+        return [*cells, "", _mark(row, value)]
     verdict = value.change.verdict
-    mark = "*" if row.note or value.outliers or value.drift is not None else ""
-    return [*cells, ratio_text(value.change.ratio), Text(verdict + mark, _STYLES[verdict])]
+    text = Text(verdict + _mark(row, value), _STYLES[verdict])
+    return [*cells, ratio_text(value.change.ratio), text]
+
+
+def _mark(row: ComparedRow, value: ComparedValue) -> str:
+    """Where the report has more to say."""
+    has_more = row.note or value.unread or value.outliers or value.drift is not None
+    return "*" if has_more else ""
 
 
 def _by_group(comparison: BenchComparison) -> list[ComparedRow]:
@@ -105,9 +167,14 @@ def _group_table(comparison: BenchComparison) -> Table:
 def _part_table(comparison: BenchComparison) -> Table:
     table = plain_table("  workload", "part", *(file.name for file in comparison.files))
     for one in comparison.step_parts:
-        texts = map(part_text, one.seconds, one.shares)
+        texts = map(_part_text, one.seconds, one.shares)
         table.add_row(f"  {one.workload}", one.part, *texts)
     return table
+
+
+def _part_text(seconds: float | None, share: float | None) -> str:
+    text = "unknown" if seconds is None else seconds_text(seconds)
+    return text if share is None else f"{text} ({percent_text(share, 0)})"
 
 
 def _print_differing(console: Console, comparison: BenchComparison) -> None:
@@ -127,7 +194,13 @@ def _print_differing(console: Console, comparison: BenchComparison) -> None:
 def _print_next(
     console: Console, comparison: BenchComparison, html: str | None, command: str | None
 ) -> None:
-    if any(doubt_text(value) for row in comparison.rows for value in row.values):
+    is_marked = any(
+        _mark(row, value)
+        for row in comparison.rows
+        for value in row.values[1:]
+        if value is not None and _is_measured(row)
+    )
+    if is_marked:
         show.print_lines(console, [("notes", "marked *: see --md, --json or the report")])
     if html is not None:
         show.print_lines(console, [("report", wording.near_text(html))])

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.bench.api import interval_of
-from flatout.bench.framework_verdicts import Agreement, agreements, speed_ratio
+from flatout.bench.framework_verdicts import Agreement, agreements
 from flatout.bench.limits import is_busy
-from flatout.bench.run_summary import RunSummary, summaries
+from flatout.bench.run_summary import RunSummary, speed_ratio, summaries
 from flatout.bench.table_texts import ratio_text
 from flatout.cli.render import show
 from flatout.cli.render.show_bench import doubts, interval_text

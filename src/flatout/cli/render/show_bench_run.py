@@ -11,14 +11,21 @@ from rich.text import Text
 from flatout.bench.api import interval_of
 from flatout.bench.limits import is_busy
 from flatout.bench.references import references_for
-from flatout.bench.run_summary import SPEEDS, RunSummary, gpu_ratios, summaries, verdict_of
+from flatout.bench.run_summary import (
+    SPEEDS,
+    RunSummary,
+    epoch_times,
+    gpu_ratios,
+    summaries,
+    verdict_of,
+)
 from flatout.bench.table_texts import ratio_text
 from flatout.cli.render import show
 from flatout.cli.render.show_bench import doubts, interval_text
 from flatout.cli.render.tables import plain_table
 from flatout.cli.render.wording import DOT, machine_text, near_text
 from flatout.schema.bench import BenchFile, BenchRow
-from flatout.schema.units import count_text, quantity_text
+from flatout.schema.units import count_text, quantity_text, seconds_text
 
 _QUANTITIES = {
     "samples_per_s": "speed", "tokens_per_s": "speed", "step_s": "step", "mfu": "MFU",
@@ -62,6 +69,10 @@ def _print_summary(console: Console, file: BenchFile, summary: RunSummary) -> No
         rows = [of_way.get(name) for of_way in summary.rows.values()]
         if any(row is not None and row.samples for row in rows):
             table.add_row(_label(name, rows), *(_value(name, row, file) for row in rows))
+    epochs = epoch_times(summary)
+    if epochs is not None:
+        times = {way: seconds_text(value) for way, value in epochs.seconds.items()}
+        table.add_row(f"  {epochs.text}", *(times.get(way, "n/a") for way in summary.rows))
     if table.row_count:
         console.print(table)
     show.print_lines(console, [(f"  {name}", text) for name, text in _notes(summary, file)])
@@ -78,7 +89,7 @@ def _value(name: str, row: BenchRow | None, file: BenchFile) -> str:
     """The median; of a step with its interval, which is as wide for the speed."""
     if row is None or not row.samples:
         return "n/a" if row is not None else ""
-    text = quantity_text(median(row.samples), row.unit).removesuffix(" loss")
+    text = quantity_text(median(row.samples), row.unit)
     if name != "step_s":
         return text
     interval = interval_of(row, is_busy=is_busy(file), num_processes=file.num_processes)
@@ -92,6 +103,8 @@ def _notes(summary: RunSummary, file: BenchFile) -> Iterator[tuple[str, str]]:
     step = summary.rows.get("flatout", {}).get("step_s")
     if step is not None and "recipe" in step.conditions:
         yield "recipe", step.conditions["recipe"]
+    if step is not None and "ladder" in step.conditions:
+        yield "ladder", step.conditions["ladder"]
     if "data" in summary.first.conditions:
         yield "data", summary.first.conditions["data"]
     reasons: dict[str, list[str]] = {}

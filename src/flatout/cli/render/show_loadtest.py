@@ -82,16 +82,19 @@ class LoadDisplay:
         if self._live:
             self._live.update(self._table(event), refresh=True)
         elif not self._is_search:
-            self._print("  ".join(_second_texts(event)))
+            self._print(_second_text(event))
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
     def _table(self, event: LoadProgress) -> Table:
         level = level_text(event.level, is_rate=self._is_rate)
-        table = plain_table(level, "answers", "p50", "p99", "errors", "queue")
+        table = plain_table(level)
+        for name in ("answers", "p50", "p99", "errors", "queue"):
+            # As wide as most numbers are, so that columns do not move every second.
+            table.add_column(name, justify="right", min_width=7)
         for one in self._seconds:
-            table.add_row(*_second_texts(one))
+            table.add_row(*_second_values(one))
         return table
 
 
@@ -116,16 +119,23 @@ def step_text(step: LoadStep) -> str:
     return DOT.join(parts)
 
 
-def _second_texts(event: LoadProgress) -> tuple[str, ...]:
+def _second_values(event: LoadProgress) -> tuple[str, ...]:
+    """Time, answers, p50, p99, errors and queue."""
     tick = event.tick
     assert tick is not None
     latencies = ("-" if one is None else seconds_text(one) for one in (tick.p50_s, tick.p99_s))
-    depth = "" if event.queue_depth is None else f"{event.queue_depth:.0f} waiting"
-    return (
-        f"{tick.at_s:>4.0f} s", f"{count_text(tick.num_answered):>7} answers",
-        *(f"{name} {text:>7}" for name, text in zip(("p50", "p99"), latencies, strict=True)),
-        counted_text(tick.num_errors, "error"), depth,
-    )  # fmt: skip
+    depth = "" if event.queue_depth is None else f"{event.queue_depth:.0f}"
+    counts = count_text(tick.num_answered), count_text(tick.num_errors)
+    return f"{tick.at_s:.0f} s", counts[0], *latencies, counts[1], depth
+
+
+def _second_text(event: LoadProgress) -> str:
+    """A second on one line."""
+    assert event.tick is not None
+    at, answers, p50, p99, _, depth = _second_values(event)
+    errors = counted_text(event.tick.num_errors, "error")
+    parts = [f"{at:>6}", f"{answers:>7} answers", f"p50 {p50:>7}", f"p99 {p99:>7}", errors]
+    return "  ".join([*parts, *([f"{depth} waiting"] if depth else [])])
 
 
 def _head(event: LoadStarted) -> Iterator[tuple[str, str]]:

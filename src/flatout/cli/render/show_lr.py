@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from flatout.cli.render import show, wording
+from flatout.runs import api as runs_api
 from flatout.runs.lr_range import KeptLrRange
 from flatout.schema.lr_range import LrPoint, LrRange
 from flatout.schema.units import counted_text
@@ -32,6 +33,8 @@ def print_lr_range(kept: KeptLrRange) -> None:
         console.print(Text(text, "green" if is_chosen else ""), soft_wrap=True)
     console.print()
     show.print_lines(console, list(_ending(kept)))
+    if kept.command is not None:
+        show.print_command(console, "next", kept.command)
 
 
 def shown_points(result: LrRange) -> list[LrPoint]:
@@ -61,5 +64,8 @@ def _ending(kept: KeptLrRange) -> Iterator[tuple[str, str]]:
     if len(set(result.group_ratios)) > 1:
         ratios = ", ".join(f"{ratio:.2g}" for ratio in result.group_ratios)
         yield "groups", f"kept at {ratios} of it"
-    yield "result", kept.file
-    yield "picture", kept.plot or "none: pip install 'flatout[plots]'"
+    yield "result", wording.home_text(kept.file)
+    if kept.plot is not None:
+        yield "picture", wording.home_text(kept.plot)
+    elif not runs_api.can_draw():
+        yield "picture", "none: pip install 'flatout[plots]'"

@@ -249,8 +249,11 @@ def advice_lines(number: int, advice: Advice) -> Iterator[tuple[str, str]]:
         yield "  line", f"{Path(line.file).name}:{line.line}  {line.text}"
     yield "  predicted", f"{ratio_text(advice.speedup)}, {advice.basis}"
     if advice.measured is not None:
-        yield "  measured", f"{ratio_text(advice.measured)}, in pairs of fresh processes"
+        verdict = f"; {advice.verdict}" if advice.verdict else ""
+        measured = f"{ratio_text(advice.measured)}, in pairs of fresh processes{verdict}"
+        yield "  measured", measured
     elif advice.not_proved is not None:
         yield "  not proved", advice.not_proved
     if advice.changes_result is not None:
         yield "  changes", advice.changes_result
+    yield "  see", advice.see

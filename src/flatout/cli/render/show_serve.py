@@ -33,7 +33,8 @@ from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.schema.units import count_text, counted_text, noun_text, rate_text, seconds_text
 
 _KINDS = {"file": "files", "text": "texts", "value": "JSON values"}
-_MOST_SIZES = 6
+# More do not fit in a line of 80 characters.
+_MOST_SIZES = 4
 # Events that a blocked terminal may hold up; beyond that, those that can be missed are left out.
 _MOST_EVENTS = 1000
 
@@ -49,7 +50,8 @@ class ServeDisplay:
         self._is_json = is_json
         self._console = show.make_console(is_error=is_json)
         is_alive = show.is_alive(self._console) and not is_json
-        self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = live if is_alive else None
         self._waiting = Waiting("looking at the model and its environment")
         self._is_ready = False
         self._warming = ""
@@ -100,6 +102,11 @@ class ServeDisplay:
         if isinstance(event, ReplicaWarming):
             self._show_warming(_warming_text(event))
             return
+        if isinstance(event, ServeStopping):
+            self._is_ready = False
+            if self._live is not None:
+                # What it showed was of a server that accepts requests.
+                self._live.stop()
         if isinstance(event, ReplicaPrinted):
             self._console.print(event.text.rstrip("\n"), soft_wrap=True)
             return
@@ -117,8 +124,6 @@ class ServeDisplay:
         elif isinstance(event, ServeStarted):
             count = event.num_replicas or 1
             self._waiting.update("starting " + noun_text(count, "the replica", "the replicas"))
-        elif isinstance(event, ServeStopping):
-            self._is_ready = False
 
     def _show_warming(self, text: str) -> None:
         if self._is_ready:
@@ -159,7 +164,9 @@ def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
     elif isinstance(event, ServeSwapped):
         yield from swapped_lines(event)
     elif isinstance(event, ServeStopping):
-        yield "stopping", f"finishing {counted_text(event.num_open, 'request')}"
+        count = event.num_open
+        requests = "requests" if count is None else counted_text(count, "request")
+        yield "stopping", f"finishing {requests}" if count != 0 else "no request is open"
     elif isinstance(event, ServeStopped):
         yield "stopped", _stopped_text(event)
 
@@ -256,6 +263,9 @@ def show_swap(replies: Iterator[SwapReply], *, is_json: bool) -> int:
 
 
 def _name(model: ServedModel) -> str:
+    run, _, step = model.version.rpartition(".")
+    if run == model.name:
+        return f"{run}, step {step}"
     return model.name if model.version in ("", model.name) else f"{model.name} {model.version}"
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flatout.cli.render import show, wording
 from flatout.cli.render.tables import plain_table
+from flatout.runs.sweep.space import num_combinations
 from flatout.schema.experiment_spec import Value
 from flatout.schema.suggested_command import typed_value
 from flatout.schema.sweep import Sweep, SweepTrial, TrialStatus
@@ -99,6 +100,8 @@ def print_sweep(sweep: Sweep, plots: Sequence[Path]) -> None:
 def _head(sweep: Sweep) -> list[tuple[str, str]]:
     header = sweep.header
     method = [counted_text(header.num_trials, "trial"), header.sampler]
+    is_whole = header.sampler == "grid" and header.num_trials == num_combinations(header.space)
+    method += ["all combinations"] if is_whole else []
     method += [f"{header.pruner} pruner"] if header.pruner != "none" else []
     return [
         ("sweep", f"{sweep.id}{wording.DOT}{wording.home_text(sweep.folder)}"),
@@ -111,7 +114,7 @@ def _state_text(sweep: Sweep) -> str:
     total = sweep.header.num_trials
     done = total - sweep.num_left
     parts = [f"{count_text(done)} of {counted_text(total, 'trial')}"]
-    for status in ("running", "interrupted", "pruned", "failed"):
+    for status in ("running", "interrupted", "pruned", "stopped", "failed"):
         number = sum(one.status == status for one in sweep.trials)
         parts += [f"{count_text(number)} {status}"] if number else []
     return wording.DOT.join(parts)

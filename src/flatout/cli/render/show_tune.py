@@ -24,8 +24,9 @@ from flatout.schema.units import count_text, counted_text, percent_text, rate_te
 
 _NAME_WIDTH = 38
 _RATE_WIDTH = 20
+# As wide as "bf16 autocast + channels_last".
+_TRIED_WIDTH = 29
 _WIDTH = 80
-_LABEL_WIDTH = 12
 
 
 class SearchDisplay:
@@ -185,7 +186,7 @@ def _profile_text(line: Profiled) -> str:
 
 
 def _result_text(result: Result) -> str:
-    name = f"{result.trial.candidate.name:<{_NAME_WIDTH - _LABEL_WIDTH - 2}}  "
+    name = f"{result.trial.candidate.name:<{_TRIED_WIDTH}}  "
     if result.speedup is None:
         reason = result.problem.problem if result.problem else "could not be measured"
         return f"{name}{reason}"

@@ -11,7 +11,7 @@ from flatout.monitor.watch import LeftBehind, WatchTick, ending_text
 from flatout.schema.machine_sample import GpuSample
 from flatout.schema.shell_quoting import typed_here
 from flatout.schema.units import bytes_text, counted_text, percent_text, seconds_text
-from flatout.schema.watched import GpuUse, TimeOutside, WatchedProgramLine, WatchRecord
+from flatout.schema.watched import TimeOutside, WatchedGpu, WatchedProgramLine, WatchRecord
 
 # What a GPU that is hardly used at this share of the time may be waiting for is worth a look.
 _IDLE_SHARE = 0.5
@@ -95,7 +95,7 @@ def _time_lines(time: TimeOutside) -> Iterator[tuple[str, str]]:
     yield "disk", _disk_text(time)
 
 
-def _gpu_use_text(gpu: GpuUse) -> str:
+def _gpu_use_text(gpu: WatchedGpu) -> str:
     share = "utilization not reported"
     if gpu.utilization is not None:
         share = f"busy {percent_text(gpu.utilization, 0)} of the time"

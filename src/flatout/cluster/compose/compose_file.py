@@ -105,12 +105,16 @@ _HEALTH_URLS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
     "torchrun": ("", ""),
 })  # fmt: skip
 
+# The token that clients of `flatout serve` must send.
+SERVE_TOKEN = "FLATOUT_SERVE_TOKEN"
 # Further roles, started when they are wanted: `docker compose run --rm ingestion flatout ...`.
 _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "ingestion": ("cleans and splits data into shards below /data", "flatout ingest --help"),
     "training": ("trains on its own, in a separate container", "flatout train digits"),
-    "inference": ("computes with the saved weights of a run; started by `flatout serve`, `predict` "
-                  "and `evaluate` with `--on cluster`", "flatout runs"),
+    # A run may have been trained elsewhere, with another interpreter.
+    "inference": ("answers requests from the cluster's network with the weights of the last run; "
+                  "also computes for commands with `--on cluster`",
+                  "flatout serve last --host 0.0.0.0 --python python3"),
 })  # fmt: skip
 
 
@@ -248,7 +252,9 @@ def _role(name: str, layout: ClusterLayout) -> str:
     gpu = layout.gpus[0] if layout.gpus else None
     if gpu is not None:
         text += _gpu(layout, gpu)
-    return text + _environment(layout, gpu)
+    text += _environment(layout, gpu)
+    # Without it, all containers of the network may ask.
+    return text + (f'      {SERVE_TOKEN}: "${{{SERVE_TOKEN}:-}}"\n' if name == "inference" else "")
 
 
 def _environment(layout: ClusterLayout, gpu: int | None) -> str:

@@ -21,6 +21,11 @@ ENGINE_REQUIREMENTS: Mapping[Engine, tuple[str, ...]] = MappingProxyType({
 
 # Pictures and shards, for ingestion and for training from them.
 _DATA_REQUIREMENTS = ("pillow==13.0.0", "pyarrow==26.0.1")
+# `flatout serve` in the role `inference`.
+_SERVE_REQUIREMENTS = (
+    "starlette==1.10.0", "uvicorn==0.54.0", "httptools==0.9.0", "uvloop==0.23.0",
+    "python-multipart==0.0.34", "swagger-ui-bundle==1.1.0",
+)  # fmt: skip
 
 _DOCKERFILE = """\
 # {written}. Build arguments are set in .env, through compose.yaml.
@@ -106,5 +111,8 @@ def requirements_text(layout: ClusterLayout) -> str:
     lines = [f"# {_WRITTEN}: {layout.engine}"]
     if layout.index:
         lines.append(f"--extra-index-url {layout.index}")
-    required = (*layout.requirements, *ENGINE_REQUIREMENTS[layout.engine], *_DATA_REQUIREMENTS)
+    required = (
+        *layout.requirements, *ENGINE_REQUIREMENTS[layout.engine], *_DATA_REQUIREMENTS,
+        *_SERVE_REQUIREMENTS,
+    )  # fmt: skip
     return "\n".join([*lines, *dict.fromkeys(required)]) + "\n"

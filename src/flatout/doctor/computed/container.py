@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.doctor.fact_check import Facts, fact, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.finding import Evidence
 from flatout.schema.machine import Machine
 
@@ -23,7 +23,7 @@ def cdi_for_other_driver(machine: Machine) -> Facts:
     )[:2]
 
 
-def needs_newer_driver(case: Case) -> Verdict | None:
+def needs_newer_driver(case: Case) -> RuleVerdict | None:
     """The toolkit or the image says so."""
     if not case.sees("requirement-unsatisfied", "image-wants-driver"):
         return None
@@ -31,7 +31,7 @@ def needs_newer_driver(case: Case) -> Verdict | None:
     because = f"the image needs CUDA {needed}" if needed else None
     if because and case.machine.cuda:
         because += f"; the driver supports up to {case.machine.cuda}"
-    return Verdict(certainty="decided", because=because)
+    return RuleVerdict(certainty="decided", because=because)
 
 
 def container_without_gpu(machine: Machine) -> Facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.doctor.fact_check import Facts, fact, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.finding import Certainty, Fix
 from flatout.schema.machine import Machine
 
@@ -41,7 +41,7 @@ def framework_needs_newer_driver(machine: Machine) -> Facts:
     return ()
 
 
-def driver_too_old_verdict(case: Case) -> Verdict | None:
+def driver_too_old_verdict(case: Case) -> RuleVerdict | None:
     """The framework reports it, or the printed versions are incompatible."""
     is_older = _is_older_major(
         case.value("driver-and-runtime", "driver"), case.value("driver-and-runtime", "runtime")
@@ -53,7 +53,7 @@ def driver_too_old_verdict(case: Case) -> Verdict | None:
     is_sure = is_told or is_older or case.machine.driver is not None or not case.is_container
     found = case.value("driver-too-old", "found")
     cuda = f"{int(found) // 1000}.{int(found) % 1000 // 10}" if found else case.machine.cuda
-    return Verdict(
+    return RuleVerdict(
         certainty="decided" if is_sure else "likely",
         because=f"the driver supports CUDA up to {cuda}" if cuda else None,
     )
@@ -155,7 +155,7 @@ def module_is_not_loaded_under_secure_boot(machine: Machine) -> Facts:
     )
 
 
-def secure_boot_verdict(case: Case) -> Verdict | None:
+def secure_boot_verdict(case: Case) -> RuleVerdict | None:
     """A rejected key, Secure Boot with a module that does not load, or a good build that fails."""
     is_unloaded = case.sees("module-not-loaded")
     is_silent = is_unloaded or case.sees("smi-cannot-communicate", "nvml-driver-not-loaded")
@@ -175,4 +175,4 @@ def secure_boot_verdict(case: Case) -> Verdict | None:
         certainty = "possible"
     else:
         return None
-    return Verdict(certainty=certainty)
+    return RuleVerdict(certainty=certainty)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.doctor.fact_check import Facts, fact, unmet, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.finding import Certainty
 from flatout.schema.machine import Machine
 
@@ -14,7 +14,7 @@ _TENSORFLOW_CUDA = (
 )  # fmt: skip
 
 
-def arch_is_missing(case: Case) -> Verdict | None:
+def arch_is_missing(case: Case) -> RuleVerdict | None:
     """The build has no code for the card, and its generation's code does not run either."""
     refused = case.signs["arch-refused"]
     is_invalid = case.sees("invalid-device-function")
@@ -24,8 +24,8 @@ def arch_is_missing(case: Case) -> Verdict | None:
     lines = [sign.text for sign in refused if sign.where is None]
     is_compiled = bool(lines) and all("jit-compiled from PTX" in text for text in lines)
     if is_compiled and not is_invalid and not case.sees("handle-refused"):
-        return Verdict(certainty="possible", severity="warning")
-    return Verdict(certainty=case.certainty("arch-refused"))
+        return RuleVerdict(certainty="possible", severity="warning")
+    return RuleVerdict(certainty=case.certainty("arch-refused"))
 
 
 def _is_served_by_its_generation(case: Case) -> bool:
@@ -46,7 +46,7 @@ def _is_served_by_its_generation(case: Case) -> bool:
     )
 
 
-def label_is_out_of_range(case: Case) -> Verdict | None:
+def label_is_out_of_range(case: Case) -> RuleVerdict | None:
     """An assertion about an index failed, or calls fail as they do after one."""
     late = ("index-assertion", "device-assert", "cublas-not-started")
     certainty: Certainty = "possible"
@@ -57,28 +57,28 @@ def label_is_out_of_range(case: Case) -> Verdict | None:
     elif not case.sees("cublas-not-started"):
         return None
     # The CPU reports the faulty line directly.
-    return Verdict(certainty=certainty, confirm=None if case.sees(*late) else ())
+    return RuleVerdict(certainty=certainty, confirm=None if case.sees(*late) else ())
 
 
-def numpy_refused(case: Case) -> Verdict | None:
+def numpy_refused(case: Case) -> RuleVerdict | None:
     """A module built for another NumPy was refused; possible if there are only warnings."""
     lines = [sign.text for sign in case.signs["numpy-refused"]]
     if not lines:
         return None
     # Cython only warns if NumPy's structures grew, which is harmless, and raises if they shrank.
     if all("RuntimeWarning" in text for text in lines):
-        return Verdict(certainty="possible", severity="note")
-    return Verdict(certainty="decided")
+        return RuleVerdict(certainty="possible", severity="note")
+    return RuleVerdict(certainty="decided")
 
 
-def tensorflow_finds_no_cuda(case: Case) -> Verdict | None:
+def tensorflow_finds_no_cuda(case: Case) -> RuleVerdict | None:
     """A library was not opened; or no GPU is listed, and the installed CUDA version differs."""
     is_explicit = case.sees("tf-library-unopened", "tf-libraries-missing", "tf-runtime-unloaded")
     wanted = _other_cuda(case)
     if not is_explicit and not case.sees("tf-no-cuda-drivers") and wanted is None:
         return None
     has_gpu = is_explicit or case.machine.gpus or case.machine.driver
-    return Verdict(
+    return RuleVerdict(
         certainty="decided" if is_explicit else "likely",
         severity=None if has_gpu else "note",
         because=f"this TensorFlow was built for CUDA {wanted}" if wanted else None,
@@ -96,7 +96,7 @@ def _other_cuda(case: Case) -> str | None:
     return wanted if wanted != installed else None
 
 
-def tensorflow_is_for_cpu_on_windows(case: Case) -> Verdict | None:
+def tensorflow_is_for_cpu_on_windows(case: Case) -> RuleVerdict | None:
     """TensorFlow reports it; or a new TensorFlow on Windows lists no GPU."""
     found = case.machine.framework("tensorflow")
     is_new = case.sees("tf-version-new")
@@ -106,7 +106,7 @@ def tensorflow_is_for_cpu_on_windows(case: Case) -> Verdict | None:
     is_seen = is_windows and is_new and case.sees("tf-no-gpu-listed") and not case.is_wsl
     if not is_seen and not case.sees("tf-windows-unsupported"):
         return None
-    return Verdict(certainty="decided")
+    return RuleVerdict(certainty="decided")
 
 
 def other_cuda_is_found_first(machine: Machine) -> Facts:

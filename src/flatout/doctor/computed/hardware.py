@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flatout.doctor.fact_check import Facts, fact, seen_xids, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.finding import Evidence
 from flatout.schema.machine import Machine
 from flatout.schema.units import bytes_text
@@ -61,15 +61,15 @@ def heat_or_power_limits_clocks(machine: Machine) -> Facts:
     )
 
 
-def clocks_limited(case: Case) -> Verdict | None:
+def clocks_limited(case: Case) -> RuleVerdict | None:
     """Heat or the power supply for certain; the power limit alone may be normal."""
     if case.sees(
         "throttled-by-hardware", "throttled-by-heat", "throttle-bits-hard", "throttle-reported"
     ):
-        return Verdict(certainty="decided")
+        return RuleVerdict(certainty="decided")
     if not case.sees("throttled-by-power-cap", "throttle-bits-soft"):
         return None
-    return Verdict(
+    return RuleVerdict(
         certainty="likely",
         because="this is normal at full load, but not far below the limit",
     )
@@ -98,23 +98,23 @@ def _with_module(machine: Machine, flavour: str, is_refused: Callable[[int], boo
     )
 
 
-def needs_other_module(case: Case) -> Verdict | None:
+def needs_other_module(case: Case) -> RuleVerdict | None:
     """The module reports it, or a Blackwell card does not start with the proprietary one."""
     if case.sees("open-module-required", "open-module-refuses"):
-        return Verdict(certainty="decided")
+        return RuleVerdict(certainty="decided")
     is_named = any(mark in (gpu.name or "") for gpu in case.machine.gpus for mark in _BLACKWELL)
     is_blackwell = is_named or case.sees("blackwell-named")
     if is_blackwell and case.sees("adapter-not-initialized"):
-        return Verdict(certainty="likely")
+        return RuleVerdict(certainty="likely")
     return None
 
 
-def gpu_stopped_by_windows(case: Case) -> Verdict | None:
+def gpu_stopped_by_windows(case: Case) -> RuleVerdict | None:
     """Decided if the device is a GPU, as this machine's or the text shows."""
     if not case.sees("device-manager-code"):
         return None
     is_gpu = bool(case.machine.gpus) or case.sees("nvidia-device-problem")
-    return Verdict(certainty="decided" if is_gpu else "likely")
+    return RuleVerdict(certainty="decided" if is_gpu else "likely")
 
 
 def driver_dropped_card(machine: Machine) -> Facts:
@@ -133,13 +133,13 @@ def driver_dropped_card(machine: Machine) -> Facts:
     )
 
 
-def card_unsupported(case: Case) -> Verdict | None:
+def card_unsupported(case: Case) -> RuleVerdict | None:
     """The module reports it, often with the branch that the card needs."""
     if not case.sees("card-unsupported"):
         return None
     legacy = case.value("card-unsupported", "legacy")
     because = f"the card needs driver branch {legacy}" if legacy else None
-    return Verdict(certainty="decided", because=because)
+    return RuleVerdict(certainty="decided", because=because)
 
 
 # Below these, published examples do not run as they are.

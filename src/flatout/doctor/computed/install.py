@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flatout.doctor.fact_check import Facts, fact, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.environment_facts import Disk
 from flatout.schema.finding import Evidence, Fix
 from flatout.schema.machine import Machine
@@ -14,7 +14,7 @@ from flatout.schema.units import bytes_text, counted_text
 _NVIDIA_KEYS = ("A4B469963BF863CC", "F60F4B3D7FA2AF80", "DDCAE044F796ECB0", "6ED91CA3AC1160CD")
 
 
-def other_apt_key_missing(case: Case) -> Verdict | None:
+def other_apt_key_missing(case: Case) -> RuleVerdict | None:
     """A missing key that belongs neither to NVIDIA nor to its repository."""
     others = [
         sign
@@ -26,7 +26,7 @@ def other_apt_key_missing(case: Case) -> Verdict | None:
     if not others:
         return None
     is_refused = any("is not signed" in sign.text or sign.text.startswith("E:") for sign in others)
-    return Verdict(
+    return RuleVerdict(
         certainty="likely",
         severity="error" if is_refused else "warning",
         evidence=tuple(Evidence(text=one.text, where=f"line {one.line}") for one in others[:2]),

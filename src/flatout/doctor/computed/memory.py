@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.doctor.fact_check import Facts, fact
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.doctor.scan.gpu_memory import memory_from_text
 from flatout.schema.machine import Machine
 from flatout.schema.units import bytes_text, counted_text
@@ -19,7 +19,7 @@ _USED_BY_OTHERS = ("process-without-name", "little-memory-at-start", "share-not-
 _FRAGMENTED_SHARE = 0.15
 
 
-def too_small(case: Case) -> Verdict | None:
+def too_small(case: Case) -> RuleVerdict | None:
     """Memory ran out; decided if the numbers show that this program filled the card."""
     if not case.sees(*_OUT_OF_MEMORY):
         return None
@@ -30,16 +30,16 @@ def too_small(case: Case) -> Verdict | None:
         wanted, free, total = (f"{amount / 2**30:.2f}" for amount in amounts)
         because = f"it requested {wanted} GiB; {free} of {total} GiB were free"
     if case.sees(*_USED_BY_OTHERS):
-        return Verdict(certainty="possible", because=because)
+        return RuleVerdict(certainty="possible", because=because)
     if memory and memory.total:
         has_other_cause = memory.is_fragmented or memory.is_used_by_others
-        return Verdict(certainty="possible" if has_other_cause else "decided", because=because)
+        return RuleVerdict(certainty="possible" if has_other_cause else "decided", because=because)
     # Without numbers, another process may hold the memory.
     certainty = case.certainty("serving-out-of-memory")
-    return Verdict(certainty=certainty, because=because)
+    return RuleVerdict(certainty=certainty, because=because)
 
 
-def fragmented(case: Case) -> Verdict | None:
+def fragmented(case: Case) -> RuleVerdict | None:
     """The requested size is less than the unused reserved memory, which is a large share."""
     memory = memory_from_text(case.signs)
     if not (memory and memory.is_fragmented) and not _is_bfc_fragmented(case):
@@ -47,7 +47,7 @@ def fragmented(case: Case) -> Verdict | None:
     because = None
     if memory:
         because = f"{memory.unallocated / 2**30:.2f} GiB are reserved but not allocated"
-    return Verdict(certainty="decided", because=because)
+    return RuleVerdict(certainty="decided", because=because)
 
 
 def _is_bfc_fragmented(case: Case) -> bool:
@@ -60,28 +60,28 @@ def _is_bfc_fragmented(case: Case) -> bool:
     return unused >= _FRAGMENTED_SHARE * int(limit) and unused >= int(wanted)
 
 
-def spilled_to_host(case: Case) -> Verdict | None:
+def spilled_to_host(case: Case) -> RuleVerdict | None:
     """More is allocated than the card has, or Task Manager shows it."""
     memory = memory_from_text(case.signs)
     shared = case.value("shared-gpu-memory", "used")
     is_shown = shared is not None and float(shared.replace(",", ".")) >= 1.0
     if is_shown or (memory and memory.is_spilled):
-        return Verdict(certainty="decided")
-    return Verdict(certainty="likely") if case.sees("sysmem-fallback-named") else None
+        return RuleVerdict(certainty="decided")
+    return RuleVerdict(certainty="likely") if case.sees("sysmem-fallback-named") else None
 
 
-def used_by_other_process(case: Case) -> Verdict | None:
+def used_by_other_process(case: Case) -> RuleVerdict | None:
     """The card is full, but not because of this process."""
     memory = memory_from_text(case.signs)
     if memory and memory.is_used_by_others:
         foreign = f"{memory.foreign / 2**30:.2f} GiB are in use by other processes"
-        return Verdict(certainty="decided", because=foreign)
+        return RuleVerdict(certainty="decided", because=foreign)
     if case.sees(*_USED_BY_OTHERS):
-        return Verdict(certainty="decided")
+        return RuleVerdict(certainty="decided")
     # A message without numbers comes from CUDA, before torch's allocator holds any memory.
     is_bare = memory is None and case.sees("gpu-out-of-memory")
     if is_bare and not case.sees("cuda-init-out-of-memory"):
-        return Verdict(certainty="possible")
+        return RuleVerdict(certainty="possible")
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from flatout.doctor.fact_check import Facts, fact, version
-from flatout.doctor.rule import Case, Verdict
+from flatout.doctor.rule import Case, RuleVerdict
 from flatout.schema.driver import CudaLibrary
 from flatout.schema.finding import WSLCONFIG, Evidence, Fix
 from flatout.schema.machine import Machine
@@ -46,7 +46,7 @@ def gpu_is_in_tcc_mode(machine: Machine) -> Facts:
     return fact(f"GPU {found[0].index} runs in TCC mode", "NVML") if found else ()
 
 
-def tcc_mode_verdict(case: Case) -> Verdict | None:
+def tcc_mode_verdict(case: Case) -> RuleVerdict | None:
     """TCC is named together with WSL, or WSL lists devices but cannot open them."""
     is_tcc = case.sees("gpu-in-tcc") or any(gpu.driver_model == "TCC" for gpu in case.machine.gpus)
     # Windows runs data center cards in TCC mode by default.
@@ -55,11 +55,11 @@ def tcc_mode_verdict(case: Case) -> Verdict | None:
     )
     is_closed = case.is_wsl and case.sees("smi-no-handle", "smi-no-devices")
     if is_tcc and (case.is_wsl or case.sees("nvml-blocked")):
-        return Verdict(certainty="decided")
+        return RuleVerdict(certainty="decided")
     if case.is_wsl and is_usual or is_closed and case.sees("datacenter-card", "smi-no-handle"):
-        return Verdict(certainty="likely")
+        return RuleVerdict(certainty="likely")
     # Without such a card, a disabled device or a card of another maker fits as well.
-    return Verdict(certainty="possible") if is_closed else None
+    return RuleVerdict(certainty="possible") if is_closed else None
 
 
 def bridge_is_missing(machine: Machine) -> Facts:
@@ -168,7 +168,7 @@ def linux_driver_is_installed(machine: Machine) -> Facts:
     return fact(f"installed: {', '.join(packages[:3])}", "dpkg")
 
 
-def linux_driver_verdict(case: Case) -> Verdict | None:
+def linux_driver_verdict(case: Case) -> RuleVerdict | None:
     """Signs of a Linux driver in WSL 2, or with messages that only WSL prints."""
     is_seen = case.sees("driver-package-installed", "driver-package-listed", "linux-libcuda-found")
     is_failing = case.sees(
@@ -178,8 +178,8 @@ def linux_driver_verdict(case: Case) -> Verdict | None:
     if not is_wsl or not is_seen and (case.is_container or not is_failing):
         return None
     if is_seen or case.machine.wsl and case.machine.wsl.linux_driver_packages:
-        return Verdict(certainty="decided" if is_failing else "likely")
-    return Verdict(certainty="possible" if case.sees("nvml-blocked") else "likely")
+        return RuleVerdict(certainty="decided" if is_failing else "likely")
+    return RuleVerdict(certainty="possible" if case.sees("nvml-blocked") else "likely")
 
 
 def memory_setting_is_not_applied(machine: Machine) -> Facts:
@@ -251,12 +251,12 @@ def metadata_edits(machine: Machine) -> tuple[Edit, ...]:
     return (Edit(file="/etc/wsl.conf", form="ini", entries=(entry,)),)
 
 
-def init_out_of_memory_verdict(case: Case) -> Verdict | None:
+def init_out_of_memory_verdict(case: Case) -> RuleVerdict | None:
     """Counting devices fails with "out of memory"; several cards under WSL explain it."""
     if not case.sees("cuda-init-out-of-memory"):
         return None
     has_several = case.sees("several-gpus-reported") or len(case.machine.gpus) > 1
-    return Verdict(certainty="decided" if case.is_wsl and has_several else "likely")
+    return RuleVerdict(certainty="decided" if case.is_wsl and has_several else "likely")
 
 
 def driver_program_crashed(machine: Machine) -> Facts:
@@ -272,10 +272,10 @@ def forwards_are_stale(machine: Machine) -> Facts:
     return tuple(Evidence(text=f"forward {one}", where="registry") for one in _stale(machine))
 
 
-def forwards_verdict(case: Case) -> Verdict | None:
+def forwards_verdict(case: Case) -> RuleVerdict | None:
     """There are forwards, on this machine or in the text."""
     is_seen = case.sees("portproxy-table") or bool(_stale(case.machine))
-    return Verdict(certainty="likely") if is_seen else None
+    return RuleVerdict(certainty="likely") if is_seen else None
 
 
 def forwards_removed(case: Case) -> Fix:
@@ -313,7 +313,7 @@ def driver_differs_from_windows(machine: Machine) -> Facts:
     )
 
 
-def restart_verdict(case: Case) -> Verdict | None:
+def restart_verdict(case: Case) -> RuleVerdict | None:
     """A running WSL 2 that lost its driver."""
     is_likely = case.sees(
         "wsl-silent", "wsl-driver-differs", "cuda-driver-combination", "nvml-mismatch"
@@ -322,8 +322,8 @@ def restart_verdict(case: Case) -> Verdict | None:
     if case.machine.host.wsl != 2 or not is_likely and not is_lost:
         return None
     if case.sees("windows-driver-updated", "machine-slept"):
-        return Verdict(certainty="decided")
-    return Verdict(certainty="likely" if is_likely else "possible")
+        return RuleVerdict(certainty="decided")
+    return RuleVerdict(certainty="likely" if is_likely else "possible")
 
 
 def sparse_disk_is_set(machine: Machine) -> Facts:
@@ -339,10 +339,10 @@ def kernel_is_of_wsl_1(machine: Machine) -> Facts:
     return fact(f"kernel {machine.host.release}", "/proc") if machine.host.wsl == 1 else ()
 
 
-def wsl_1_verdict(case: Case) -> Verdict | None:
+def wsl_1_verdict(case: Case) -> RuleVerdict | None:
     """The kernel's name or the list of distros shows WSL 1."""
     is_wsl_1 = case.machine.host.wsl == 1 or case.sees("wsl-list-version-1", "wsl1-refused")
-    return Verdict(certainty="decided") if is_wsl_1 else None
+    return RuleVerdict(certainty="decided") if is_wsl_1 else None
 
 
 def windows_build_is_too_old(machine: Machine) -> Facts:
@@ -353,7 +353,7 @@ def windows_build_is_too_old(machine: Machine) -> Facts:
     return fact(f"Windows {machine.windows.build}", "cmd.exe") if number < _OLDEST_BUILD else ()
 
 
-def windows_build_verdict(case: Case) -> Verdict | None:
+def windows_build_verdict(case: Case) -> RuleVerdict | None:
     """A build that is too old, or a missing library that only newer Windows has."""
     number = (
         _build_number(case.machine) or int(case.value("windows-build-said", "build") or 0) or None
@@ -380,8 +380,8 @@ def windows_build_verdict(case: Case) -> Verdict | None:
     )
     if is_old and not is_explicit and not is_failing and not case.is_here:
         # A text that names its Windows, but no failure of the GPU.
-        return Verdict(certainty="possible", because=because, severity="note")
-    return Verdict(certainty="decided" if is_sure else "likely", because=because)
+        return RuleVerdict(certainty="possible", because=because, severity="note")
+    return RuleVerdict(certainty="decided" if is_sure else "likely", because=because)
 
 
 def _build_number(machine: Machine) -> int | None:

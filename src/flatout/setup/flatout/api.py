@@ -30,7 +30,8 @@ installed = installation.find_installation
 
 # In this order; runs only on request.
 _DELETED = (
-    "environments", "data", "searches", "recipes", "compiled", "watched", "caches", "samples",
+    "environments", "data", "searches", "recipes", "compiled", "watched", "results", "caches",
+    "samples",
 )  # fmt: skip
 _KEEPABLE = ("edits", *_DELETED)
 
@@ -211,7 +212,7 @@ def _own_part(here: Installation, tools: DiskUse) -> InstalledPart:
     """flatout itself. Windows deletes no running program: there the command is only shown."""
     command = installation.remove_command(here)
     commands = [command] if command else []
-    paths = [folders.tools_folder()]
+    paths = [folders.tools_folder(), *disk_usage.state_paths("tools")]
     if here.way == "script":
         paths = [Path(here.launcher or ""), *paths, folders.app_folder()]
     is_there = [str(path) for path in paths if path.exists() or path.is_symlink()]

@@ -16,7 +16,7 @@ import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.schema.run import DamagedRun, Run
-from flatout.setup.model.disk_use import FREEABLE, DiskUse, Kind
+from flatout.setup.model.disk_use import FREEABLE, STATE_KINDS, DiskUse, Kind
 from flatout.system import atomic_files, links
 from flatout.system import paths as folders
 from flatout.system.disk_size import size_of
@@ -27,6 +27,7 @@ from flatout.system.store import (
     environments,
     watched_folder,
 )
+from flatout.system.store.launch_folder import launch_lock, launches_folder
 from flatout.system.store.recipe_cache import recipes_folder
 from flatout.system.store.run_folder import RunFolder, run_paths
 from flatout.system.store.run_reader import list_runs
@@ -165,7 +166,7 @@ def _measured(pile: _DiskCategory, seen: set[tuple[int, int]]) -> DiskUse:
 
 def _categories() -> Iterator[_DiskCategory]:
     yield from _run_piles(list_runs())
-    state, tunes = folders.state_folder(), folders.tunes_folder()
+    tunes = folders.tunes_folder()
     searches = run_paths(tunes)
     taken = {path: _TRAINED.format(path.name) for path in searches if _is_taken(path)}
     running = running_runs()
@@ -193,24 +194,47 @@ def _categories() -> Iterator[_DiskCategory]:
         cost="they are downloaded again when needed",
         in_use=dict.fromkeys(downloaded, f"{running[0]} may be reading it") if running else {},
     )
-    yield from (_environments(), _compiled(running), _watched(), _caches(state), _samples())
+    yield from (_environments(), _compiled(running), _watched(), _results(), _caches(), _samples())
+    own = [path for path in (folders.app_folder(), folders.tools_folder()) if path.is_dir()]
     yield _DiskCategory(
         kind="tools",
-        text="flatout itself, uv and micromamba, as the install script or a setup installed them",
+        text="flatout itself, uv and micromamba, as the install script or a setup installed them; "
+        "lists of running servers and of interpreters that you have used",
         folder=folders.app_folder().parent,
-        paths=[path for path in (folders.app_folder(), folders.tools_folder()) if path.is_dir()],
+        paths=[*own, *state_paths("tools")],
         cost="flatout self remove",
     )
     yield _DiskCategory(
         kind="undo",
         text="backups of files that flatout has changed",
-        folder=state / "changes",
-        paths=_below(state / "changes", "*"),
+        folder=folders.state_path("changes"),
+        paths=state_paths("undo"),
         cost="flatout undo needs them",
     )
 
 
-def _caches(state: Path) -> _DiskCategory:
+def state_paths(kind: Kind) -> list[Path]:
+    """What the state folder has of a kind, for those that need no further look."""
+    found = []
+    for name in [name for name, of in STATE_KINDS.items() if of == kind]:
+        path = folders.state_path(name)
+        # A failed start is one thing.
+        is_one = name == "failed-start" or not path.is_dir()
+        found += _below(path.parent, path.name) if is_one else _below(path, "*")
+    return found
+
+
+def _results() -> _DiskCategory:
+    return _DiskCategory(
+        kind="results",
+        text="results of `flatout bench`, `flatout lr` and `flatout profile`",
+        folder=folders.state_folder(),
+        paths=state_paths("results"),
+        cost="they must be measured again; those copied from other machines are lost",
+    )
+
+
+def _caches() -> _DiskCategory:
     cache = folders.cache_folder()
     update_file = folders.compat_update_file()
     return _DiskCategory(
@@ -221,10 +245,7 @@ def _caches(state: Path) -> _DiskCategory:
         paths=[
             *[path for name in folders.cached_names() for path in _below(cache, name)],
             *_below(update_file.parent, update_file.name),
-            *_below(state / "indexes", "*"),
-            *_below(state / "web", "*"),
-            *_below(state / "crashes", "*"),
-            *_below(state, "failed-start"),
+            *state_paths("caches"),
             *_left_overs(run_paths()),
         ],
         cost="the next flatout setup downloads its wheels and queries the indexes again",
@@ -236,6 +257,7 @@ def _samples() -> _DiskCategory:
     paths = [path for _, path in daily_files.day_files(folder)]
     # A lock that no process holds is of no use to anyone.
     is_running = daily_files.is_monitor_running()
+    paths += _below(folder, daily_files.ALARMS)
     paths += _below(folder, daily_files.LOCK) if paths else []
     in_use = dict.fromkeys(paths, "flatout monitor is running") if is_running else {}
     return _DiskCategory(
@@ -289,18 +311,18 @@ def _compiled(running: Sequence[str]) -> _DiskCategory:
 
 
 def _watched() -> _DiskCategory:
-    paths = watched_folder.record_paths()
+    records = watched_folder.record_paths()
+    launches = _below(launches_folder(), "*")
+    locks = {path: WatchedFolder(path).lock() for path in records}
+    locks |= {path: launch_lock(path) for path in launches}
     return _DiskCategory(
         kind="watched",
-        text="programs that were watched: their output, and samples of the machine",
+        text="programs that were watched, and scripts on several nodes: their output, and samples "
+        "of the machine",
         folder=watched_folder.watched_folder(),
-        paths=paths,
+        paths=[*records, *launches],
         cost="they can no longer be shown",
-        in_use={
-            path: f"{path.name} is running"
-            for path in paths
-            if WatchedFolder(path).lock().is_taken()
-        },
+        in_use={path: f"{path.name} is running" for path in locks if locks[path].is_taken()},
     )
 
 
@@ -333,7 +355,8 @@ def _left_overs(runs: Sequence[Path]) -> Iterator[Path]:
 
     state = folders.state_folder()
     parents = [folders.runs_folder(), folders.tunes_folder(), *runs, folders.compiled_folder(),
-               folders.cache_folder(), state, state / "indexes", state / "changes"]  # fmt: skip
+               folders.cache_folder(), state, folders.state_path("indexes"),
+               folders.state_path("changes")]  # fmt: skip
     for parent in parents:
         yield from atomic_files.left_over_paths(parent)
     # The user may keep other environments in this folder.

@@ -6,15 +6,25 @@ from typing import Literal
 
 import msgspec
 
+from flatout.system.paths import StateName
+
 Kind = Literal[
     "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched",
-    "caches", "samples", "tools", "undo",
+    "results", "caches", "samples", "tools", "undo",
 ]  # fmt: skip
 # What `--free` accepts; the others have their own commands.
 FREEABLE: tuple[Kind, ...] = (
-    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched", "caches",
-    "samples",
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "watched", "results",
+    "caches", "samples",
 )  # fmt: skip
+# What everything in the state folder is counted as.
+STATE_KINDS: dict[StateName, Kind] = {
+    "bench": "results", "changes": "undo", "crashes": "caches", "failed-start": "caches",
+    "indexes": "caches", "interpreters.txt": "tools", "launches": "watched", "limits": "results",
+    "lr": "results", "monitor": "samples", "profiles": "results", "recipes": "recipes",
+    "runs": "runs", "servers": "tools", "sweeps": "runs", "tunes": "searches",
+    "watched": "watched", "web": "caches",
+}  # fmt: skip
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True):

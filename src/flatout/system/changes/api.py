@@ -67,6 +67,16 @@ def changed_since(applied: Applied) -> tuple[Obstacle, ...]:
     return undoing.obstacles(applied)
 
 
+def changed_files_since(applied: Applied) -> tuple[Obstacle, ...]:
+    """The same for files alone, which takes a moment."""
+    return tuple(undoing.changed_files(applied))
+
+
+def compares_folders(applied: Applied) -> bool:
+    """Whether `changed_since` also looks through folders, which may take long."""
+    return undoing.compares_folders(applied)
+
+
 def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
     """Takes a change back while it is iterated over; yields what was put back, in words.
 

@@ -41,7 +41,7 @@ class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
 
 def obstacles(applied: Applied) -> tuple[Obstacle, ...]:
     """Things changed since flatout left them, which an undo would lose."""
-    return (*_changed_files(applied), *_changed_folders(applied))
+    return (*changed_files(applied), *_changed_folders(applied))
 
 
 def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
@@ -115,7 +115,8 @@ def _changed_since(applied: Applied, changed: tuple[Obstacle, ...]) -> UsageErro
     )
 
 
-def _changed_files(applied: Applied) -> Iterator[Obstacle]:
+def changed_files(applied: Applied) -> Iterator[Obstacle]:
+    """The same for files alone: to compare a folder, everything in it is looked at."""
     known = _digests(applied)
     for line in _written_files(applied):
         if change_journal.is_copy_lost(applied, line):
@@ -140,8 +141,20 @@ def _written_files(applied: Applied) -> Iterator[FileKept]:
             yield line
 
 
+def compares_folders(applied: Applied) -> bool:
+    """Whether an undo compares folders with what flatout has left, such as environments."""
+    return not _is_undo_begun(applied) and any(
+        isinstance(line, TreeKept) or (isinstance(line, PlanEnded) and line.digests)
+        for line in applied.lines
+    )
+
+
+def _is_undo_begun(applied: Applied) -> bool:
+    return any(isinstance(line, UndoBegun) for line in applied.lines)
+
+
 def _changed_folders(applied: Applied) -> Iterator[Obstacle]:
-    if any(isinstance(line, UndoBegun) for line in applied.lines):
+    if _is_undo_begun(applied):
         return  # An undo that was interrupted has changed them, too.
     known = _digests(applied)
     cut_off = _cut_off_steps(applied)

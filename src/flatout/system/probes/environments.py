@@ -56,7 +56,7 @@ class ReportedPackage(msgspec.Struct, frozen=True):
     place: str = ""
 
 
-class Report(msgspec.Struct):
+class InterpreterReport(msgspec.Struct):
     """The report of `interpreter` on an interpreter, without the platforms of its frameworks."""
 
     python: str | None = None
@@ -125,7 +125,7 @@ def read_environment(system: System, python: str, *, is_wsl: bool = False) -> Re
     )
 
 
-def _mixed(report: Report) -> tuple[str, ...]:
+def _mixed(report: InterpreterReport) -> tuple[str, ...]:
     """Packages whose version is another one by conda's list than by their own metadata."""
     versions = report.made.conda_versions
     return tuple(
@@ -135,12 +135,12 @@ def _mixed(report: Report) -> tuple[str, ...]:
     )
 
 
-def parse_made(text: str) -> Report:
+def parse_made(text: str) -> InterpreterReport:
     """The origin of the environment, from the last line of the report."""
     try:
-        return msgspec.json.decode((text.strip().splitlines() or [""])[-1], type=Report)
+        return msgspec.json.decode((text.strip().splitlines() or [""])[-1], type=InterpreterReport)
     except msgspec.DecodeError:
-        return Report()
+        return InterpreterReport()
 
 
 def placed(read: Sequence[ReadEnvironment]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.schema.bench import BenchFile
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 from flatout.system.store.limits_store import limits_folder
 
 
@@ -18,7 +18,7 @@ def run_path(workload: str) -> Path:
 
 def bench_folder() -> Path:
     """Folder of results of workloads, and of files that were copied there to be compared."""
-    return state_folder() / "bench"
+    return state_path("bench")
 
 
 def kept_results() -> dict[str, Path]:

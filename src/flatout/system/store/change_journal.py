@@ -21,7 +21,7 @@ from flatout.schema.addresses import masked
 from flatout.schema.change_journal import Applied, FileKept, JournalLine, PlanBegun, TreeKept
 from flatout.schema.plan import InstallPackages, Plan
 from flatout.system import atomic_files, clock, edit_file
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 
 # A program of a killed flatout continues to its end: `mkdir` takes a moment, an installer minutes.
 _WAIT_S = 30.0
@@ -30,7 +30,7 @@ _PAUSE_S = 0.1
 
 def changes_folder() -> Path:
     """Folder that holds one folder per plan that was applied."""
-    return state_folder() / "changes"
+    return state_path("changes")
 
 
 class ChangeJournal:

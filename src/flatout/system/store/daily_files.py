@@ -13,7 +13,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.schema.alarm import Alarm
 from flatout.schema.machine_sample import MachineSample
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 from flatout.system.store.sample_file import SampleFile
 
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl")
@@ -121,7 +121,7 @@ class DailyFiles:
 
 def monitor_folder() -> Path:
     """The folder of `flatout monitor`."""
-    return state_folder() / "monitor"
+    return state_path("monitor")
 
 
 def is_monitor_running() -> bool:

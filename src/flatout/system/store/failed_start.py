@@ -15,7 +15,7 @@ import msgspec
 from flatout.errors import FlatoutError
 from flatout.schema.run import Run
 from flatout.system.atomic_files import hidden_path, mapped_os_errors
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 from flatout.system.store.run_folder import RunFolder, read_run
 
 # What a user fixes in their file, or next to it; a run continues with the file it was started with.
@@ -24,7 +24,7 @@ _OF_THE_EXPERIMENT = ("experiment-raised", "experiment-exited", "data-not-readab
 
 def failed_start_folder() -> Path:
     """The folder of the last start that failed."""
-    return state_folder() / "failed-start"
+    return state_path("failed-start")
 
 
 def last_failed_start() -> Run | None:

@@ -14,7 +14,7 @@ import flatout
 from flatout.errors import UsageError
 from flatout.system import atomic_files
 from flatout.system.command import run
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 from flatout.system.pythons import not_a_python
 from flatout.system.store import environments
 
@@ -109,7 +109,7 @@ def _remembered() -> list[str]:
 
 
 def _known_file() -> Path:
-    return state_folder() / "interpreters.txt"
+    return state_path("interpreters.txt")
 
 
 def check_interpreter(python: str, version: str) -> tuple[int, int]:

@@ -10,21 +10,29 @@ import msgspec
 
 from flatout.system.atomic_files import decode_line, mapped_os_errors, open_file
 
-_BLOCK_BYTES = 4 * 2**20
+# What is done to a block keeps other threads waiting: a few milliseconds.
+_BLOCK_BYTES = 2**20
 _END_BYTES = 64 * 2**10
 
 
-def each_line(
-    path: Path, kind: Any, words: Sequence[bytes] = (b"",), *, offset: int = 0
-) -> Iterator[Any]:
-    """The whole lines that hold one of these words, oldest first; none of a missing file.
-
-    offset: the line in which this byte is, and those before it, are left out; 0 leaves out none.
-    """
+def each_line(path: Path, kind: Any, words: Sequence[bytes] = (b"",)) -> Iterator[Any]:
+    """The whole lines that hold one of these words, oldest first; none of a missing file."""
     decoder = msgspec.json.Decoder(kind)
-    for block in _blocks(path, offset):
+    for block, _ in _blocks(path, 0):
         for line in _lines_with(block, words):
             yield decode_line(decoder, line, path)
+
+
+def each_part(
+    path: Path, kind: Any, words: Sequence[bytes], offset: int
+) -> Iterator[tuple[list[Any], int]]:
+    """The same in parts: the lines of each, and the byte behind the last line that was looked at.
+
+    offset: that byte of an earlier call, or 0; lines before it are left out.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    for block, end in _blocks(path, offset):
+        yield [decode_line(decoder, line, path) for line in _lines_with(block, words)], end
 
 
 def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
@@ -50,8 +58,11 @@ def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
             return None
 
 
-def _blocks(path: Path, offset: int) -> Iterator[bytes]:
-    """The file in pieces of whole lines; a torn last line is missing."""
+def _blocks(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
+    """The file in pieces of whole lines, and where each ends; a torn last line is missing.
+
+    offset: of the line to begin with, or in the line before it.
+    """
     with mapped_os_errors(path):
         try:
             file = open_file(path)
@@ -59,14 +70,14 @@ def _blocks(path: Path, offset: int) -> Iterator[bytes]:
             return
         with file:
             if offset:
-                file.seek(offset)
+                file.seek(offset - 1)
                 file.readline()
-            rest = b""
             while block := file.read(_BLOCK_BYTES):
-                whole, newline, after = (rest + block).rpartition(b"\n")
-                rest = after
-                if newline:
-                    yield whole + newline
+                block += file.readline()
+                if whole := block[: block.rfind(b"\n") + 1]:
+                    yield whole, file.tell() - len(block) + len(whole)
+                if len(whole) < len(block):
+                    return  # Once that line is complete, its rest would be read as one of its own.
 
 
 def _lines_with(block: bytes, words: Sequence[bytes]) -> Iterator[bytes]:

@@ -10,12 +10,12 @@ import msgspec
 from flatout.errors import FlatoutError
 from flatout.schema.bench import BENCH_VERSION, BenchFile
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 
 
 def limits_folder() -> Path:
     """Folder of all measured limits."""
-    return state_folder() / "limits"
+    return state_path("limits")
 
 
 def limits_key(*parts: str | None) -> str:

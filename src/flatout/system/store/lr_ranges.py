@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.schema.lr_range import LrRange
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 
 
 def keep_lr_range(result: LrRange) -> Path:
@@ -17,7 +17,7 @@ def keep_lr_range(result: LrRange) -> Path:
         UsageError, RunFailed: as the operating system says it.
     """
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", result.name).strip("-._")[:80] or "experiment"
-    path = state_folder() / "lr" / f"{stem}.json"
+    path = state_path("lr") / f"{stem}.json"
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A picture of the last one; without matplotlib there is no other.

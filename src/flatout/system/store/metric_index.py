@@ -144,8 +144,8 @@ def curves_in(
 ) -> MetricCurves:
     """The curves of a file: see `metric_curves`.
 
-    budget_s: None adds nothing to the index, and waits for no one who does. Of a file that grows,
-    the lines of a block after those in the index are read all the same.
+    budget_s: None adds nothing to the index, and waits for no one who does. The lines of a block
+    after those in the index are read all the same, if there is an index or the file grows.
 
     Raises:
         RunFailed: damaged-file, curves-not-indexed.
@@ -202,7 +202,7 @@ def _used(path: Path, use: Callable[[sqlite3.Connection], T]) -> T:
 
 def index_folder() -> Path:
     """The folder of the indexes of all runs."""
-    return paths.state_folder() / "web" / "curves"
+    return paths.state_path("web") / "curves"
 
 
 def forget_removed_runs(names: Iterable[str]) -> None:
@@ -254,10 +254,9 @@ class _Index:
         self._lines.seek(end)
         if not self._lines.readline().endswith(b"\n"):
             return 1.0
-        if not self._file.is_finished:
-            self._lines.seek(end)
-            self._rest = _read_block(self._lines, end, self._file.read)
-            end = self._rest[-1].end if _is_whole(self._rest) else size
+        self._lines.seek(end)
+        self._rest = _read_block(self._lines, end, self._file.read)
+        end = self._rest[-1].end if _is_whole(self._rest) else size
         return end / size
 
     def grow(self, budget_s: float) -> float:

@@ -9,14 +9,14 @@ from pathlib import Path
 from flatout.errors import FlatoutError
 from flatout.schema.step_profile import StepProfile
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 
 _LONGEST_NAME = 100
 
 
 def reports_folder() -> Path:
     """Folder of all reports."""
-    return state_folder() / "profiles"
+    return state_path("profiles")
 
 
 def keep_report(report: StepProfile) -> None:

@@ -9,12 +9,12 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.schema.recipe import Recipe, check_field, recipe_fields
 from flatout.schema.tuning import Known
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 
 
 def recipes_folder() -> Path:
     """Folder of all recipes that were found."""
-    return state_folder() / "recipes"
+    return state_path("recipes")
 
 
 def recall(key: str) -> Known | None:

@@ -51,7 +51,7 @@ from flatout.schema.run_lines import (
 from flatout.schema.suggested_command import resume_command, show_command, stop_command
 from flatout.system import atomic_files, links
 from flatout.system.paths import runs_folder, tunes_folder
-from flatout.system.store.jsonl_scan import each_line, last_line
+from flatout.system.store.jsonl_scan import each_part, last_line
 
 # Windows takes both.
 _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
@@ -351,11 +351,16 @@ def read_run(folder: RunFolder, validations: Iterable[Validated] | None = None) 
     )
 
 
-def validations_of(folder: RunFolder, *, offset: int = 0) -> Iterator[Validated]:
-    """The validations of a run; with an offset those after the line in which that byte is."""
-    for line in each_line(folder.metrics, Metric, [b'"validated"'], offset=offset):
-        if isinstance(line, Validated):
-            yield line
+def validations_of(folder: RunFolder) -> Iterator[Validated]:
+    """The validations of a run."""
+    for validations, _ in validations_from(folder, 0):
+        yield from validations
+
+
+def validations_from(folder: RunFolder, offset: int) -> Iterator[tuple[list[Validated], int]]:
+    """The validations of a run from a byte of its metrics on, in parts: see `each_part`."""
+    for lines, end in each_part(folder.metrics, Metric, [b'"validated"'], offset):
+        yield [line for line in lines if isinstance(line, Validated)], end
 
 
 def run_in_use(folder: RunFolder) -> UsageError:

@@ -60,12 +60,14 @@ class RunTail:
 def follow_lines(tail: RunTail, is_working: Callable[[], bool]) -> Iterator[list[Line]]:
     """New lines, again and again (an empty list where nothing is new), until the work has ended."""
     while True:
+        read_at_s = time.monotonic()
         # Checked before reading: what was written before the end is then read for certain.
         is_last = not is_working()
         yield tail.new_lines()
         if is_last:
             return
-        time.sleep(_POLL_S)
+        # When several runs are followed in turn, the wait of the first serves all.
+        time.sleep(max(0.0, read_at_s + _POLL_S - time.monotonic()))
 
 
 def wait_until_free(

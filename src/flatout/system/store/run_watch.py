@@ -47,9 +47,10 @@ class RunReading:
         Raises:
             FlatoutError: a file of the run cannot be read.
         """
+        # First: what was new before must not count again if something cannot be read.
+        self.lines, self.ranks, self.worker = [], [], None
         # Before the lines: what was written before the end is then read for certain.
         self.is_in_use = self.folder.is_in_use()
-        self.lines, self.ranks, self.worker = [], [], None
         if self.is_in_use:
             self.used_at_s = elapsed_s()
         self.lines = self._tail.new_lines()

@@ -128,7 +128,7 @@ def _days() -> list[tuple[int, IndexedFile]]:
 
 
 def _index_folder() -> Path:
-    return paths.state_folder() / "web" / "samples"
+    return paths.state_path("web") / "samples"
 
 
 def _forget_removed_days(kept: set[Path]) -> None:

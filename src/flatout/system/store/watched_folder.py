@@ -16,7 +16,7 @@ from pathlib import Path
 from flatout.errors import FlatoutError, UsageError, nearest
 from flatout.schema.watched import WatchedProgramLine, WatchRecord
 from flatout.system import atomic_files
-from flatout.system.paths import state_folder
+from flatout.system.paths import state_path
 from flatout.system.store.run_folder import free_id
 
 _TRIES = 100
@@ -38,7 +38,7 @@ class WatchedFolder:
 
 def watched_folder() -> Path:
     """Folder that holds one folder per record."""
-    return state_folder() / "watched"
+    return state_path("watched")
 
 
 def create_record(stem: str, out: str | None) -> WatchedFolder:
