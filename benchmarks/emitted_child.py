@@ -172,12 +172,18 @@ def names_for(tool: str, experiment: Experiment, device: str) -> dict[str, Any]:
     }  # fmt: skip
     if tool == "lightning":
         return {**names, "module": module_of(experiment, model)}
-    names["optimizer"] = experiment.optimizer(model.parameters())
+    names["optimizer"] = optimizer_of(experiment, model)
     if tool == "hf":
         names |= {"model": WithLoss(experiment, model), "collate_named": collate_named}
         if is_tensors:
             names["tensors"] = dict(zip(("first", "second"), data, strict=True))
     return names
+
+
+def optimizer_of(experiment: Experiment, model: nn.Module) -> Any:
+    """The experiment's optimizer for the weights of a model."""
+    named = experiment.named_parameters
+    return experiment.optimizer(model.named_parameters() if named else model.parameters())
 
 
 def collate_named(samples: list[Any]) -> dict[str, torch.Tensor]:
@@ -199,7 +205,7 @@ def module_of(experiment: Experiment, model: nn.Module) -> Any:
             return experiment.loss(self.model, batch)  # type: ignore[misc]
 
         def configure_optimizers(self) -> Any:
-            return experiment.optimizer(self.parameters())
+            return optimizer_of(experiment, self.model)
 
     return Module()
 

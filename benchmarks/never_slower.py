@@ -8,7 +8,8 @@ empty folder: by the plain loop in a script of its own, by `flatout train --tune
 defaults), and with `--tune auto`, including its search. Timed from the start of the process to its
 end, in turns, next to each kind of neighbour. The run with a search may take 1.03 x the time of
 either, plus 5 s. Each row is stored in the work file as soon as it is measured. Next to others, the
-plain loop may take a hundred times as long: it is stopped after six times so many seconds.
+plain loop may take a hundred times as long: it is stopped after six times so many seconds, and not
+before it has taken 1.2 times as long as the others.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ FACTOR, SECONDS = 1.03, 5.0
 # whose search finds little.
 MODELS = {"mnist": "", "charlm": "tiny", "lstm-text": "tiny", "resnet50": "tiny"}
 _TRIED_S = 3.0
-# Of the seconds asked for: the plain loop is stopped then.
+# Of the seconds asked for, and of the longest of the others: the plain loop is stopped then.
 _MOST_PLAIN = 6
+_LONGER_THAN_OTHERS = 1.2
 # Of one core: beyond it, a row says that it was disturbed.
 OTHERS_SHARE = 0.15
 
@@ -61,14 +63,21 @@ def main() -> int:
         for kind in options.neighbours:
             rows: dict[str, list[float]] = {"plain": [], "defaults": [], "auto": []}
             reported: dict[str, Any] = {}
+            stopped: list[float] = []
             with neighbours(kind), Disturbance() as others:
                 for number in range(options.rounds):
-                    order = list(rows)
+                    # The plain loop is last in the first round: from then on it is known how
+                    # long it has to run.
+                    order = ["defaults", "auto", "plain"]
                     for way in order[number % 3 :] + order[: number % 3]:
-                        took_s, found = timed(name, steps, way, most_s)
+                        longest_s = max((*rows["defaults"], *rows["auto"]), default=0.0)
+                        plain_s = max(most_s, _LONGER_THAN_OTHERS * longest_s)
+                        took_s, found = timed(name, steps, way, plain_s)
                         rows[way].append(took_s)
+                        if way == "plain" and took_s == plain_s:
+                            stopped.append(took_s)
                         reported |= found
-            is_reached &= _reported(name, kind, steps, rows, reported, most_s)
+            is_reached &= _reported(name, kind, steps, rows, reported, stopped)
             if others.share > OTHERS_SHARE and kind == "none":
                 print(
                     f"{name:10}disturbed: other programs used {others.share:.0%} of a core",
@@ -98,7 +107,7 @@ def _reported(
     steps: int,
     rows: dict[str, list[float]],
     reported: dict[str, Any],
-    most_s: float,
+    stopped: list[float],
 ) -> bool:
     """Prints a row; returns whether the run with its search was fast enough.
 
@@ -106,10 +115,18 @@ def _reported(
     """
     plain_s, defaults_s, auto_s = (statistics.median(taken) for taken in rows.values())
     allowed_s = FACTOR * min(plain_s, defaults_s) + SECONDS
-    plain_text = f"{'>' if plain_s == most_s else ''}{plain_s:.1f} s"
+    plain_text = f"{'>' if is_median_stopped(rows['plain'], stopped) else ''}{plain_s:.1f} s"
     print(f"{name:10}{kind:10}{steps:8,}{plain_text:>9}{defaults_s:7.1f} s{auto_s:7.1f} s"
           f"{allowed_s:7.1f} s  {reported.get('search', '')}", flush=True)  # fmt: skip
     return auto_s <= allowed_s
+
+
+def is_median_stopped(times_s: list[float], stopped_s: list[float]) -> bool:
+    """Whether the median is one of the runs that were stopped, or would be above it without.
+
+    A run that was stopped later than the median leaves it where it is.
+    """
+    return bool(stopped_s) and min(stopped_s) <= statistics.median_high(times_s)
 
 
 def _options() -> argparse.Namespace:

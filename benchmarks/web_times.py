@@ -4,8 +4,9 @@
 
 A state folder is filled with finished runs, one with very long metrics, and samples of the machine
 at the interval of `flatout monitor`. The server is the command itself, in a process of its own; its
-pages are requested one after the other: first right after its start, then while the long metrics
-are indexed, then again and again. A request is timed until its last byte.
+pages are requested one after the other: first right after it has printed its address (start: how
+long that takes), then while the long metrics are indexed, then again and again. A request is timed
+until its last byte.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ def fill(num_runs: int, num_lines: int, num_days: int) -> None:
 
 
 @contextmanager
-def server(state: Path) -> Iterator[tuple[str, list[int]]]:
-    """The address of a server, and the memory that it has had at most."""
+def server(state: Path) -> Iterator[tuple[str, float, list[int]]]:
+    """The address of a server, after how long it had it, and the most memory that it has had."""
     argv = [sys.executable, "-P", "-m", "flatout", "web", "--read-only", "--port", "0", "--json"]
     environment = {**os.environ, "FLATOUT_STATE": str(state), "PYTHONPATH": str(SRC)}
+    began = time.perf_counter()
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         text, peak = "", [0]
@@ -80,9 +82,10 @@ def server(state: Path) -> Iterator[tuple[str, list[int]]]:
             if not line:
                 raise SystemExit("flatout web has ended")
             text += line
+        start_s = time.perf_counter() - began
         threading.Thread(target=watch_memory, args=(process.pid, peak), daemon=True).start()
         try:
-            yield json.loads(text)["url"], peak
+            yield json.loads(text)["url"], start_s, peak
         finally:
             process.terminate()
 
@@ -150,9 +153,11 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FLATOUT_STATE"] = folder
         fill(asked.runs, asked.lines, asked.days)
-        with server(Path(folder)) as (address, peak):
+        with server(Path(folder)) as (address, start_s, peak):
             found, is_reached = measure(address, asked.rounds)
     sizes = {"runs": asked.runs, "lines": asked.lines, "days": asked.days}
+    found.append(measurement("start", "s", (start_s,), sizes))
+    print(f"{'start':<68}{1000 * start_s:7.0f} ms")
     found.append(measurement("peak memory", "B", (float(peak[0]),), sizes))
     print(f"{'peak memory':<68}{peak[0] / 10**6:7.0f} MB")
     print(write_result("web-times", machine, found, {"sizes": sizes}, asked.out))
