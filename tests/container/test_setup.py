@@ -7,12 +7,13 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from containers import Docker, Limits
 from progress import Problem
+from support.busy_machine import wait_until
 from support.fake_index import write_wheel
 from support.setup_guest import PLAIN, WITH_VENV, Guest, add_torch, flatout_wheel, make_house
 
@@ -51,14 +52,6 @@ def ready(docker: Docker, image: str) -> str:
     made = guest.container.as_image()
     guest.remove()
     return made
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Asks again and again, for a minute."""
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it takes too long"
-        time.sleep(0.1)
 
 
 def rule_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed.feed import MicroBatch
@@ -39,24 +42,79 @@ class FakeGpu(FakeTensorMode):
     """
 
     num_scaler_waits = 0
+    _is_watched = False
 
     @property
     def avoid_device_init(self) -> bool:
         """Nothing is computed on the device, not even a constant."""
         return True
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Copies in it that wait for the GPU raise WaitingCopy."""
+        self._is_watched = True
+        try:
+            yield
+        finally:
+            self._is_watched = False
+
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """As torch's, except for what C++ takes the device for, and sums of sparse gradients."""
+        if self._is_watched and _is_waiting(func, args, kwargs or {}):
+            raise WaitingCopy(f"{func}: a copy between CPU and GPU that the host waits for")
         if func is torch.ops.aten.add_.Tensor and all(_is_sparse(one) for one in args[:2]):
             # Torch has no fake one, and would compute it on the device. What matters here is the
             # same: it stays where it is, and the host is asked nothing.
             return args[0]
+        if func is torch.ops.aten._pin_memory.default:
+            # There is no GPU for which memory could be pinned.
+            return args[0]
+        if func in _FUSED_BY_TENSOR:
+            # The same: of these torch has fakes for rates that are Python's alone.
+            _check_places(args, kwargs)
+            return None
         given = dict(kwargs or {})
         if given.get("device") == _SEEN_IN_CPP:
             given["device"] = _GPU
         return super().dispatch(func, types, args, given)
+
+
+class WaitingCopy(Exception):
+    """A copy of numbers to or from a GPU that is not asked for as `non_blocking`."""
+
+
+def _is_waiting(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    if func is torch.ops.aten._to_copy.default:
+        to = torch.device(kwargs.get("device") or args[0].device)
+        is_to_gpu = to.type == "cuda" or to == _SEEN_IN_CPP
+        return is_to_gpu is not _is_on_gpu(args[0]) and not kwargs.get("non_blocking", False)
+    if func is torch.ops.aten.copy_.default:
+        is_asked = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+        return _is_on_gpu(args[0]) is not _is_on_gpu(args[1]) and not is_asked
+    if func is torch.ops.aten.index.Tensor and _is_on_gpu(args[0]):
+        # Places that are on the CPU are copied first.
+        return any(one is not None and not _is_on_gpu(one) and one.dim() for one in args[1])
+    return False
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    # Not `is_cuda`, which C++ answers.
+    return tensor.device.type == "cuda"
+
+
+_FUSED_BY_TENSOR = (
+    torch.ops.aten._fused_adam_.tensor_lr, torch.ops.aten._fused_adamw_.tensor_lr,
+    torch.ops.aten._fused_sgd_.tensor_lr,
+)  # fmt: skip
+
+
+def _check_places(args: Any, kwargs: Mapping[str, Any] | None) -> None:
+    """Refuses tensors that are not on the GPU, as a fused kernel would."""
+    places = {one.device for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+    if places != {_GPU}:
+        raise RuntimeError(f"a fused update has tensors on two different devices: {places}")
 
 
 def _is_sparse(one: object) -> bool:
@@ -123,6 +181,7 @@ def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     handlers = fake_tensor._DISPATCH_META_HANDLERS
     patch.setitem(handlers, torch.ops.prim.device.default, _device_in_cpp)
     patch.setattr(nn.Module, "_apply", _apply)
+    patch.setattr(torch, "tensor", functools.partial(_unpinned, torch.tensor))
     mode = FakeGpu(allow_non_fake_inputs=True)
 
     def counted(
@@ -136,6 +195,50 @@ def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     patch.setattr(torch.amp.GradScaler, "_maybe_opt_step", counted)
     with torch.autograd.set_multithreading_enabled(False), mode:
         yield mode
+
+
+def _unpinned(
+    make: Callable[..., Tensor], *args: Any, pin_memory: bool = False, **more: Any
+) -> Tensor:
+    """As torch's `tensor`: where there is no GPU it cannot pin what it makes."""
+    return make(*args, **more)
+
+
+class RepeatedGraphs:
+    """See flatout.engine.step.cuda_graphs.GraphRecorder: a replay makes the step once more."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """There is only one stream."""
+        return contextlib.nullcontext()
+
+    def watched(self) -> AbstractContextManager[list[str]]:
+        """What asks for a value raises by itself."""
+        return contextlib.nullcontext([])
+
+    def recorded(self, action: Callable[[], object]) -> RepeatedGraph:
+        """Nothing is done."""
+        return RepeatedGraph(action)
+
+
+class RepeatedGraph:
+    """A step that was recorded."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+
+    def replay(self) -> None:
+        """Makes it."""
+        self._action()
+
+
+class NoAddresses:
+    """In place of the addresses of tensors that a step changes: fake ones have none."""
+
+    def __init__(self, parts: object) -> None:
+        pass
+
+    def restore(self) -> None:
+        """Nothing has moved."""
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

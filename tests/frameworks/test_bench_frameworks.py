@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout.bench.framework_programs import ProgramResult, Way, run_program
+from flatout.bench.framework_programs import FrameworkWay, ProgramResult, run_program
 from flatout.bench.framework_turns import FrameworksRequest, written_data
 from flatout.bench.frameworks import workload_of
 from flatout.schema.framework_protocol import FrameworkData, FrameworkTask
@@ -75,7 +75,7 @@ def run(data: FrameworkData, program: str, python: str, variant: str) -> Program
         steps_per_call=2, num_steps=78 if is_mlp else 6, num_blocks=2, block_s=0.02,
         has_dropout=False,
     )  # fmt: skip
-    way = Way(name=program, program=program, python=python, variants=(variant,))
+    way = FrameworkWay(name=program, program=program, python=python, variants=(variant,))
     result = run_program(way, task)
     if not isinstance(result, ProgramResult):
         pytest.fail(result)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.engine import Experiment
+from flatout.engine.data import normalized
 from flatout.engine.optim.fused_step import own_step, prepared_step, set_implementation
 from flatout.engine.optim.weight_update import WeightUpdate
 from flatout.engine.runtime.rng import sample_order
@@ -106,6 +107,16 @@ def test_step_does_not_wait_for_the_device(plain: Plain, use: dict[str, Any]) ->
         for update in updates[3:]:
             losses.add(step.run(update), 8)
     assert len(losses.take(is_waiting=True)) == len(updates)
+
+
+def test_resident_batches_are_read_without_waiting(plain: Plain) -> None:
+    built = build(plain(), 0, "cuda")
+    feed = Session(built, built.recipe({"data_path": "resident"})).feed
+    before = list(feed.updates(0, 0))
+    torch.cuda.synchronize()
+    with no_waiting():
+        assert len(list(feed.updates(1, 0))) == len(before)
+        normalized(torch.zeros(2, 3, 4, 4, dtype=torch.uint8, device="cuda"))
 
 
 class Decoded:

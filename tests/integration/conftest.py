@@ -45,6 +45,8 @@ from flatout.schema.run_lines import (
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder, create_run, free_id
 
+# To look through these takes about 50 ms.
+_MANY_OBJECTS = 100_000
 # Times differ between equal runs, and with them where a line begins.
 _OF_THE_CLOCK = ("split_s", "metrics_bytes")
 
@@ -286,17 +288,17 @@ def without_time(line: Any) -> tuple[Any, ...]:
     return tuple(getattr(line, name) for name in line.__struct_fields__ if name != "at")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_collections() -> Iterator[None]:
-    """Where memory runs out, and before speeds are measured, all objects are looked through.
+@pytest.fixture(scope="module", autouse=True)
+def few_collections() -> None:
+    """Leaves objects of torch and of earlier tests out of garbage collections.
 
-    Not those of torch and its compiler, of which there are most, and none is ever free.
+    Tests make these when memory runs out and before speeds are measured. Repeated per module:
+    `function_refusing` puts all of them back.
     """
     importlib.import_module("torch._dynamo")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    if len(gc.get_objects()) > _MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -32,13 +32,15 @@ def test_too_short_a_time_tells_nothing() -> None:
 def test_work_of_this_process_and_of_what_it_starts_is_not_that_of_others() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
+        process, begin_s = psutil.Process(child.pid), time.perf_counter()
         watch = LoadWatch()
-        before_s, begin_s = psutil.Process(child.pid).cpu_times().user, time.perf_counter()
+        before_s = process.cpu_times().user
         while time.perf_counter() < begin_s + 1.0:
             pass
+        # Read within the watch's time and divided by a longer one: never more than the true share.
+        spent_s = process.cpu_times().user - before_s
         load = watch.load()
-        took_s = time.perf_counter() - begin_s
-        own = (psutil.Process(child.pid).cpu_times().user - before_s) / took_s
+        own = spent_s / (time.perf_counter() - begin_s)
     finally:
         child.kill()
         child.wait()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.forked_commands import ForkedCommands
 
 from flatout.schema.run import RunHeader
 from flatout.schema.run_lines import FileChanged, Validated
@@ -69,18 +68,16 @@ FAILS_LATE = FILE.replace(
     "CALLS = []\n\n\ndef metrics(model, batch):\n    CALLS.append(1)\n"
     "    assert len(CALLS) < 6, 'a mistake'\n",
 )
-# `python -m flatout` as if matplotlib were not there: to draw each run would take long.
-WITHOUT_PLOTS = (
-    "import sys; sys.modules['matplotlib'] = None; from flatout.__main__ import main; main()"
-)
+SRC = str(Path(__file__).resolve().parents[2] / "src")
 
 
 class Bench:
     """A folder to type commands in, which has the file."""
 
-    def __init__(self, folder: Path, tell: type[Tell]) -> None:
+    def __init__(self, folder: Path, tell: type[Tell], forked: ForkedCommands) -> None:
         self.folder = folder
         self.tell = tell
+        self.forked = forked
         self.file = folder / "my points.py"
         self.write(FILE)
 
@@ -89,12 +86,14 @@ class Bench:
 
     def type(self, *words: str, code: int = 0) -> str:
         """What a command prints on both streams."""
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_PLOTS, *words],
-            cwd=self.folder,
-            env={**os.environ, "FLATOUT_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=300,
+        environment = {
+            **os.environ, "FLATOUT_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": SRC,
+        }  # fmt: skip
+        # To draw each run would take long.
+        done = self.forked.run(
+            words, environment=environment, folder=self.folder, missing=("matplotlib",),
+            limit_s=300.0, is_merged=True,
         )  # fmt: skip
         assert done.returncode == code, done.stdout
         return done.stdout
@@ -107,8 +106,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, tell: type[Tell]) -> Bench:
-    return Bench(tmp_path, tell)
+def bench(tmp_path: Path, tell: type[Tell], forked: ForkedCommands) -> Bench:
+    return Bench(tmp_path, tell, forked)
 
 
 @pytest.fixture
@@ -116,7 +115,8 @@ def first(once: Once, bench: Bench) -> None:
     """The run `first`, of one epoch, as if it had been trained in that folder."""
 
     def train(folder: Path) -> None:
-        Bench(folder, bench.tell).train("my points.py", "--name", "first", "--epochs", "1")
+        made = Bench(folder, bench.tell, bench.forked)
+        made.train("my points.py", "--name", "first", "--epochs", "1")
 
     shutil.copytree(once("changed-file", train) / "state", bench.folder / "state")
     place = bench.run("first").header

@@ -359,10 +359,12 @@ def test_candidate_and_incumbent_are_measured_in_one_fresh_process(tmp_path: Pat
 
 
 def test_what_takes_longer_than_its_deadline_has_lost(tmp_path: Path) -> None:
+    # Such as processes that have loaded torch for other tests.
+    before = set(psutil.Process().children(recursive=True))
     result = beside(tmp_path, 1.0)
     assert result.problem is not None and result.problem.rule == "trial-died"
     assert "within 1 s" in result.problem.problem and result.cost_s < 30
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_trial_whose_worker_is_gone_ends(tmp_path: Path) -> None:
@@ -381,6 +383,6 @@ def test_a_trial_whose_worker_is_gone_ends(tmp_path: Path) -> None:
         while not here.exists() and process.poll() is None:
             time.sleep(0.05)
         process.stdin.close()
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
     finally:
         process.kill()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from support.fork_server import CAN_FORK, ForkServer
 
-# torch is imported in a fresh process: in this one its compiler is there already.
+# Not run in this process: its compiler is there already.
 BEGIN = """
 import sys
 import torch
@@ -74,25 +78,66 @@ print("set")
 """
 
 
-def run(program: str, *arguments: str) -> str:
-    """What a program prints that ends well."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program, *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# Runs programs in children of a process that has loaded torch, and not its compiler.
+LOADED = """
+import json, os, sys
+import torch
+from flatout.engine.runtime import lazy_compiler
+
+for line in iter(sys.stdin.readline, ""):
+    asked = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT), stream)
+    sys.argv = ["-c", *asked["arguments"]]
+    exec(asked["program"], {"__name__": "__main__"})
+    break
+"""
+Run = Callable[..., str]
 
 
-def test_eager_updates_are_the_same_without_the_compiler() -> None:
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[ForkServer]:
+    server = ForkServer([sys.executable, "-c", LOADED])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run(loaded: ForkServer, tmp_path: Path) -> Run:
+    """Gives what a program prints that ends well."""
+
+    def printed(program: str, *arguments: str) -> str:
+        if not CAN_FORK:
+            done = subprocess.run(
+                [sys.executable, "-c", BEGIN + program, *arguments], capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+        place = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        place.mkdir()
+        out, err = place / "stdout", place / "stderr"
+        asked = {"program": BEGIN + program, "arguments": arguments, "stdout": str(out),
+                 "stderr": str(err)}  # fmt: skip
+        exit_code = loaded.ask(json.dumps(asked), 300.0)
+        assert exit_code == "0\n", err.read_text(encoding="utf-8")
+        return out.read_text(encoding="utf-8")
+
+    return printed
+
+
+def test_eager_updates_are_the_same_without_the_compiler(run: Run) -> None:
     assert run(EAGER, "--deferred") == run(EAGER)
 
 
 @pytest.mark.parametrize("program", [COMPILED, BELOW, SETTING], ids=["compiled", "below", "set"])
-def test_compiler_is_there_when_something_asks_for_it(program: str) -> None:
+def test_compiler_is_there_when_something_asks_for_it(run: Run, program: str) -> None:
     assert run(program, "--deferred")
 
 
-def test_nothing_is_deferred_when_the_compiler_is_there() -> None:
+def test_nothing_is_deferred_when_the_compiler_is_there(run: Run) -> None:
     program = """
 import torch._dynamo as real
 defer_compiler()

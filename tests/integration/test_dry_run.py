@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.forked_commands import ForkedCommands
 from torch import Tensor, nn
 
 from flatout.engine import Experiment, dry_run
 from flatout.errors import FlatoutError
+
+SRC = str(Path(__file__).resolve().parents[2] / "src")
 
 Plain = Callable[..., Experiment]
 
@@ -70,17 +71,15 @@ def test_mistake_is_reported_as_a_training_would(
     assert caught.value.rule == rule
 
 
-def test_command_reports_and_leaves_no_run(tmp_path: Path) -> None:
+def test_command_reports_and_leaves_no_run(tmp_path: Path, forked: ForkedCommands) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", "train", "digits", "--dry-run", "--json"],
-        cwd=tmp_path,
-        env={
+    done = forked.run(
+        ("train", "digits", "--dry-run", "--json"), folder=tmp_path,
+        environment={
             **os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "TMPDIR": str(temporary),
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": SRC,
         },
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout)
@@ -108,14 +107,17 @@ def experiment():
 
 
 @pytest.mark.parametrize("is_dry", [True, False])
-def test_the_log_is_named_only_where_it_is_kept(tmp_path: Path, is_dry: bool) -> None:
+def test_the_log_is_named_only_where_it_is_kept(
+    tmp_path: Path, is_dry: bool, forked: ForkedCommands
+) -> None:
     (tmp_path / "raising.py").write_text(RAISING)
-    done = subprocess.run(
-        [sys.executable, "-m", "flatout", "train", "raising.py", "--tune", "off", "--json",
-         *(["--dry-run"] if is_dry else [])],
-        cwd=tmp_path,
-        env={**os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    done = forked.run(
+        ("train", "raising.py", "--tune", "off", "--json", *(["--dry-run"] if is_dry else [])),
+        folder=tmp_path,
+        environment={
+            **os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": SRC,
+        },
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     [fix] = json.loads(done.stdout)["finding"]["fixes"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from support.fork_server import CAN_FORK
 
 from flatout.engine import confusion
 from flatout.engine.runlog.progress_echo import Echo
@@ -62,13 +63,8 @@ def written(spec: ExperimentSpec) -> str:
     return program(header, tuned, outline(built, recipe))
 
 
-def run_without_flatout(text: str, folder: Path) -> str:
-    """What the program prints, where nobody can import flatout."""
-    return run_program(text, folder, barrier_in(folder))
-
-
 def barrier_in(folder: Path) -> Path:
-    """A folder in it whose flatout cannot be imported."""
+    """A folder in it whose flatout cannot be imported: what runs with it runs without flatout."""
     barrier = folder / "barrier"
     barrier.mkdir()
     (barrier / "flatout.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
@@ -91,7 +87,7 @@ def run_program(text: str, folder: Path, python_path: Path) -> str:
 @pytest.fixture(scope="module")
 def run_quickly() -> Iterator[Callable[[str, Path, Path], str]]:
     """Runs programs as `run_program` does, in children of a process that has loaded torch."""
-    if not hasattr(os, "fork"):
+    if not CAN_FORK:
         yield run_program
         return
     command = [sys.executable, str(CODE / "run_each.py")]
@@ -158,7 +154,9 @@ CASES = [
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: threads are kept on CPUs there")
-def test_program_keeps_its_threads_on_the_cpus_of_the_recipe(tmp_path: Path) -> None:
+def test_program_keeps_its_threads_on_the_cpus_of_the_recipe(
+    tmp_path: Path, run_quickly: Any
+) -> None:
     assert sys.platform == "linux"
     first = min(os.sched_getaffinity(0))
     fixed = {"num_threads": 1, "loader_workers": 1}
@@ -179,8 +177,9 @@ def test_program_keeps_its_threads_on_the_cpus_of_the_recipe(tmp_path: Path) -> 
     reported = (
         texts[1] + "\n    import os\n\n    print(sorted(os.sched_getaffinity(0)), len(ALL_CPUS))\n"
     )
-    plain, pinned = (run_without_flatout(text, folder(tmp_path, name))
-                     for name, text in (("plain", texts[0]), ("pinned", reported)))  # fmt: skip
+    plain, pinned = (run_quickly(text, place, barrier_in(place))
+                     for text, place in ((texts[0], folder(tmp_path, "plain")),
+                                         (reported, folder(tmp_path, "pinned"))))  # fmt: skip
     assert epoch_losses(pinned) == epoch_losses(plain) != []
     assert pinned.splitlines()[-1] == f"[{first}] {len(os.sched_getaffinity(0))}"
 

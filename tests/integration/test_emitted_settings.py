@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.forked_ranks import ForkedRanks, run_fresh
 
 from flatout.engine.runtime.allocator import why_not_retained
 from flatout.engine.session.load_experiment import load_experiment
@@ -23,6 +24,7 @@ from flatout.schema.tuned_recipe import TunedRecipe
 from flatout.schema.tuning import Decision, Emit
 from flatout.tune.emit.settings import settings
 
+Trained = Callable[..., Any]
 CASES = Path(__file__).resolve().parents[1] / "cases" / "emit"
 PACKAGES: dict[Emit, tuple[str, ...]] = {
     "lightning": ("lightning",),
@@ -37,11 +39,40 @@ DECISION = Decision(
 NUM_UPDATES = 2 * 23
 
 
-def trained(emit: Emit, folder: Path, fixed: dict[str, Any], is_read: bool = False) -> Any:
-    """What was seen while a tool trained with the settings of a recipe."""
-    missing = [name for name in PACKAGES[emit] if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'flatout[bench,language]'")
+@pytest.fixture(scope="module")
+def tools() -> Iterator[dict[Emit, ForkedRanks]]:
+    """For each tool a process that has loaded it; it takes longer than a training does."""
+    # What the tools load only when they are used.
+    more: dict[Emit, tuple[str, ...]] = {"hf": ("transformers.trainer",)}
+    loaded = {emit: ForkedRanks(*names, *more.get(emit, ())) for emit, names in PACKAGES.items()}
+    yield loaded
+    for one in loaded.values():
+        one.close()
+
+
+@pytest.fixture
+def trained(tools: dict[Emit, ForkedRanks], tmp_path: Path) -> Trained:
+    """Trains with a tool; see `trained_by`."""
+
+    def train(
+        emit: Emit, fixed: dict[str, Any], is_read: bool = False, *, is_fresh: bool = False
+    ) -> Any:
+        missing = [name for name in PACKAGES[emit] if find_spec(name) is None]
+        if missing:
+            pytest.skip(f"needs {', '.join(missing)}: pip install 'flatout[bench,language]'")
+        run = run_fresh if is_fresh else tools[emit].run_alone
+        return trained_by(run, emit, tmp_path, fixed, is_read)
+
+    return train
+
+
+def trained_by(
+    run: Callable[..., int], emit: Emit, folder: Path, fixed: dict[str, Any], is_read: bool
+) -> Any:
+    """What was seen while a tool trained with the settings of a recipe.
+
+    run: see `run_fresh`.
+    """
     spec = ExperimentSpec(
         name="pictures", file=str(CASES / "pictures.py"), parameters={"is_read": is_read},
         fixed=fixed,
@@ -54,21 +85,23 @@ def trained(emit: Emit, folder: Path, fixed: dict[str, Any], is_read: bool = Fal
     )
     text = settings(header, tuned, outline(built, recipe, emit), emit)
     (folder / "settings.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, str(CASES / "run_settings.py"), emit, "settings.py"]
-    done = subprocess.run(
-        command + ["--samples"] * is_read,
-        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, text + done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+    command = [str(CASES / "run_settings.py"), emit, "settings.py", *["--samples"] * is_read]
+    log = folder / "printed.txt"
+    exit_code = run(command, os.environ, log, limit_s=180.0, folder=folder)
+    printed = log.read_text(encoding="utf-8", errors="replace")
+    assert exit_code == 0, text + printed
+    # Where a progress bar ends without a line break, in the middle of a line.
+    _, start, report = printed.rpartition('{"dtypes"')
+    assert start, text + printed
+    seen, _ = json.JSONDecoder().raw_decode(start + report)
     assert seen["after"] < 0.5 * seen["before"]
     return seen
 
 
 @pytest.mark.parametrize("emit", PACKAGES)
-def test_settings_for_tensors_take_effect(emit: Emit, tmp_path: Path) -> None:
+def test_settings_for_tensors_take_effect(emit: Emit, trained: Trained) -> None:
     retained = {} if why_not_retained() else {"allocator": "retain"}
-    seen = trained(emit, tmp_path, {
+    seen = trained(emit, {
         "precision": "bf16", "micro_batch_size": 32, "optimizer_implementation": "fused",
         "memory_format": "channels_last", "num_threads": 1, "deterministic": True, **retained,
     })  # fmt: skip
@@ -79,10 +112,9 @@ def test_settings_for_tensors_take_effect(emit: Emit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("emit", PACKAGES)
-def test_settings_for_samples_take_effect(emit: Emit, tmp_path: Path) -> None:
+def test_settings_for_samples_take_effect(emit: Emit, tmp_path: Path, trained: Trained) -> None:
     seen = trained(
         emit,
-        tmp_path,
         {
             "loader_workers": 2, "loader_prefetch": 3, "optimizer_implementation": "foreach",
             "deterministic": False, "checkpoint_every": 20, "attention": "math",
@@ -100,6 +132,7 @@ def test_settings_for_samples_take_effect(emit: Emit, tmp_path: Path) -> None:
     why_not_compiled(torch.device("cpu")) is not None, reason="needs a compiler for torch.compile"
 )
 @pytest.mark.parametrize("emit", PACKAGES)
-def test_settings_with_a_compiler_train(emit: Emit, tmp_path: Path) -> None:
-    seen = trained(emit, tmp_path, {"compiled": "loss", "num_threads": 1})
+def test_settings_with_a_compiler_train(emit: Emit, trained: Trained) -> None:
+    # Nothing is imported but what the settings import.
+    seen = trained(emit, {"compiled": "loss", "num_threads": 1}, is_fresh=True)
     assert seen["updates"] == NUM_UPDATES

@@ -145,6 +145,7 @@ def test_samples_of_unequal_size_are_kept_one_by_one(plain: Plain) -> None:
     assert not caching_of(Decoded(change), None).is_stacked
 
 
+@pytest.mark.timing
 def test_each_sample_is_read_once(plain: Plain) -> None:
     data = Decoded(num_samples=2000)
     feed = feed_of(plain(train_data=lambda: data), "cached")

@@ -183,7 +183,8 @@ def test_rates_of_several_optimizers_are_reported(lab: Lab, tell: Tell, plain: P
 
     folder = lab.run(plain(**PAIR, schedule=halved))
     last = tell.metrics(folder, Progress)[-1]
-    assert last.learning_rates == {"draws": 0.01, "judges": 0.00125}
+    # By the clock, the last line may have been written before the last epoch has ended.
+    assert last.learning_rates in [{"draws": 0.01, "judges": rate} for rate in (0.0025, 0.00125)]
     assert last.learning_rate == 0.01 and set(last.losses) == {"draws", "judges"}
 
 

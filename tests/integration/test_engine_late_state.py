@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
+from flatout.engine.model.late_buffers import check_is_taken_back, structure_of
 from flatout.engine.predict.predictor import load
 from flatout.errors import UsageError
 from flatout.schema.run_lines import Failed
@@ -80,6 +81,13 @@ def take_away(net: Any) -> Tensor:
     return torch.zeros(())
 
 
+def delete(net: Any) -> Tensor:
+    if hasattr(net, "once"):
+        del net.once
+        return torch.ones(())
+    return torch.zeros(())
+
+
 def replace(net: Any) -> Tensor:
     """Fills the mask, and puts another tensor in its place each time."""
     given = fill(net)
@@ -97,6 +105,8 @@ BUFFERS: dict[str, Callable[[], Net]] = {
     "not announced": partial(Net, lambda net: None, register),
     "wider": partial(Net, announced("total", torch.zeros(3), is_stored=True), widen),
     "taken away": partial(Net, announced("once", torch.ones(3), is_stored=True), take_away),
+    "deleted": partial(Net, announced("once", torch.ones(3), is_stored=False), delete),
+    "deleted, stored": partial(Net, announced("once", torch.ones(3), is_stored=True), delete),
 }
 
 
@@ -153,6 +163,47 @@ def test_resumed_run_is_identical_when_the_optimizer_keeps_other_formats(
         assert other["own"]["weights"].dtype == torch.float64
 
 
+class Every(torch.optim.SGD):
+    """Steps with the mean of some gradients; what it counts and keeps is in plain attributes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.num_calls = 0
+        self.rates = [0.1]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.num_calls += 1
+        self.rates.append(0.1 / self.num_calls)
+        for group in self.param_groups:
+            group["lr"] = sum(self.rates) / len(self.rates)
+        if self.num_calls % 3:
+            super().step()
+
+
+class Telling(Every):
+    """Has a `state_dict` of its own, which says what is kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"own": self.num_calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_calls = state["own"]
+        self.rates = [0.1, *(0.1 / number for number in range(1, self.num_calls + 1))]
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("optimizer", [Every, Telling])
+def test_resumed_run_is_identical_when_the_optimizer_counts_in_attributes(
+    lab: Lab, tell: Tell, plain: Plain, optimizer: Any
+) -> None:
+    whole = lab.run(plain(optimizer=optimizer))
+    folder = lab.new()
+    lab.go_on(folder, plain(optimizer=optimizer), stop_after=2)
+    lab.go_on(folder, plain(optimizer=optimizer), stop_after=9)
+    lab.go_on(folder, plain(optimizer=optimizer))
+    assert tell.traces(folder) == tell.traces(whole)
+
+
 def test_buffer_that_is_built_otherwise_now_is_refused(lab: Lab, plain: Plain) -> None:
     folder = lab.new()
     lab.go_on(folder, plain(model=GROWING), stop_after=9)
@@ -192,6 +243,40 @@ def test_layer_that_comes_later_leaves_the_checkpoints_from_before(
     assert max(folder.checkpoint_steps()) == 4
     # They can be resumed: here with the layer left out.
     lab.go_on(folder, plain(model=partial(Net, lambda net: None, lambda net: torch.zeros(()))))
+
+
+def without_dropout(net: Any) -> Tensor:
+    """What some do when a training has come far enough."""
+    net.num_calls = getattr(net, "num_calls", 0) + net.training
+    if net.num_calls == 6:
+        net.drop = nn.Identity()
+    return torch.zeros(())
+
+
+def without_module(net: Any) -> Tensor:
+    net.num_calls = getattr(net, "num_calls", 0) + net.training
+    if net.num_calls == 6:
+        del net.drop
+    return torch.zeros(())
+
+
+@pytest.mark.parametrize("change", [without_dropout, without_module])
+def test_layer_that_is_replaced_or_deleted_is_refused(
+    lab: Lab, tell: Tell, plain: Plain, change: Change
+) -> None:
+    folder = lab.new(checkpoint_every=2)
+    model = partial(Net, lambda net: setattr(net, "drop", nn.Dropout(0.5)), change)
+    with pytest.raises(UsageError, match="state-cannot-be-taken-back"):
+        lab.go_on(folder, plain(model=model))
+    assert "`drop` was of class Dropout" in str(tell.failure(folder).because)
+    assert max(folder.checkpoint_steps()) == 4
+
+
+def test_lazy_layers_become_what_they_are_made_for() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+    built = structure_of(model)
+    model(torch.ones(2, 6))
+    check_is_taken_back(model, built)
 
 
 def make_expanded(net: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.engine import Experiment
+from flatout.engine.gate.fakes import Bag
 from flatout.engine.optim.fused_step import (
     can_be_fused,
     load_optimizer,
@@ -22,7 +24,12 @@ from flatout.engine.optim.fused_step import (
 )
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.optim.weight_update import WeightUpdate
+from flatout.engine.recipe.default_recipe import chosen_recipe
+from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.session.session import build
+from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.errors import UsageError
+from flatout.schema.tuning import Setting
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -256,6 +263,40 @@ FUSED_GETS_WRONG: dict[str, dict[str, Any]] = {
         "validation_data": None,
     },
 }
+
+
+def test_no_graph_is_planned_with_sparse_gradients(plain: Plain) -> None:
+    # Only the GPU knows their size.
+    def setting(name: str) -> Setting:
+        task = TuningTask(experiment=plain(**FUSED_GETS_WRONG[name]), device_name="cpu")
+        return CandidateBuilder(task).setting
+
+    assert setting("sparse").forms_to_capture == ()
+    assert "sparse=True" in (setting("sparse").not_captured or "")
+    assert setting("gaps").forms_to_capture != () and setting("gaps").not_captured is None
+
+
+def test_refused_graph_names_the_embedding_when_gradients_are_sparse(plain: Plain) -> None:
+    facts = build(plain(**FUSED_GETS_WRONG["sparse"]), 0, "cpu").facts
+    on_gpu = dataclasses.replace(facts, device=torch.device("cuda", 0), free_device_bytes=2**30)
+    with pytest.raises(UsageError, match="sparse=True") as caught:
+        check_recipe(chosen_recipe(on_gpu, {"capture": "step"}), on_gpu)
+    assert caught.value.rule == "recipe-does-not-fit"
+
+
+class SparseAttention(nn.Linear):
+    """Means another thing by it, and not even a flag."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.sparse = torch.ones(2)
+
+
+def test_only_embeddings_have_sparse_gradients(plain: Plain) -> None:
+    facts = build(plain(model=SparseAttention), 0, "cpu").facts
+    assert facts.not_captured is None and facts.can_be_fused and facts.forms_to_capture
+    assert Bag(SparseAttention(), 1).is_sparse == [False, False]
+    assert Bag(sparse(), 1).is_sparse == [True, False, False]
 
 
 @pytest.mark.parametrize("name", FUSED_GETS_WRONG)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +13,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import flatout.engine
 from flatout.engine import Experiment
 from flatout.engine.model.precision import (
     matmul_precision,
     restored_fp32_settings,
     set_matmul_precision,
 )
+from flatout.engine.predict import predictor
+from flatout.engine.predict.predictor import load
 from flatout.engine.recipe.default_recipe import changed_recipe, chosen_recipe
 from flatout.engine.recipe.experiment_facts import restored_device
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runtime.device import use_device
 from flatout.engine.runtime.step_timer import Losses
+from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.session.session import build, process_settings
+from flatout.engine.tuner import driver
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
-from flatout.errors import UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.schema.run_lines import Finished
+from flatout.schema.tuning import TuneRequest
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -133,6 +141,96 @@ def test_gpu_that_is_chosen_is_the_one_that_torch_uses(monkeypatch: pytest.Monke
         use_device(torch.device("cpu"))
         assert used[-1] == 1
     assert used == [0, 1, 0]
+
+
+def test_search_leaves_the_gpu_that_torch_uses(
+    monkeypatch: pytest.MonkeyPatch, plain: Plain
+) -> None:
+    used = [0]
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(_number(device)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+    def searched(search: driver.Search) -> None:
+        use_device(torch.device("cuda", 1))
+
+    monkeypatch.setattr(driver, "_tuned_recipe", searched)
+    search = driver.Search(
+        subject=TuningTask(experiment=plain(), device_name="cpu"),
+        options=TuneRequest(), num_steps=None, request=StopRequest(), on_event=lambda line: None,
+        folder=None,
+    )  # fmt: skip
+    driver.tuned_recipe(search)
+    assert used == [0, 1, 0]
+
+
+def test_predictions_are_made_on_the_gpu_that_is_chosen(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, plain: Plain
+) -> None:
+    used, seen = [0], []
+
+    class Device:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            used.append(_number(self.device))
+
+        def __exit__(self, *_: object) -> None:
+            used.append(0)
+
+    def predict(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(used[-1])
+        predicted: Tensor = model(batch)
+        return predicted
+
+    experiment = plain(predict=predict, epochs=1)
+    loaded = load(lab.run(experiment).path, experiment=experiment)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    # There is no GPU to place the batch on.
+    monkeypatch.setattr("flatout.engine.predict.predictor.placer", lambda *_: None)
+    on_second = dataclasses.replace(loaded, device=torch.device("cuda", 1))
+    assert len(on_second.predict(torch.zeros(3, 6))) == 3
+    assert seen == [1] and used == [0, 1, 0]
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "load", "lr_range", "dry_run"])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_cublas_is_prepared_before_a_notebook_uses_a_gpu(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, plain: Plain, verb: str, is_used: bool
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
+    for name, value in (("current_device", 0), ("set_device", None), ("empty_cache", None)):
+        monkeypatch.setattr(torch.cuda, name, functools.partial(_given, value))
+    given = "no-such-run" if verb == "load" else plain(model=no_model)
+    with pytest.raises(FlatoutError):
+        getattr(flatout.engine, verb)(given)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is not is_used
+
+
+def _given(value: Any, *_: Any) -> Any:
+    return value
+
+
+def no_model() -> nn.Module:
+    raise ValueError("as soon as anything is built")
+
+
+def test_bits_that_a_process_cannot_repeat_are_not_promised(
+    monkeypatch: pytest.MonkeyPatch, plain: Plain
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    recipe = build(plain(), 0, "cpu").recipe({"device": "cuda:0", "deterministic": True})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    here, [finding] = predictor._recipe_here(recipe, {})
+    assert not here.deterministic.value and finding.rule == "other-than-in-the-run"
+    with pytest.raises(UsageError, match="recipe-does-not-fit"):
+        predictor._recipe_here(recipe, {"deterministic": True})
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert predictor._recipe_here(recipe, {})[0].deterministic.value
 
 
 def _number(device: Any) -> int:

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flatout.engine.tensors.state_tree import copy_in_pieces, pack, unpack
+from flatout.engine.tensors import host_copies
+from flatout.engine.tensors.state_tree import pack, unpack
 from flatout.engine.training.checkpoints import read_checkpoint, write_checkpoint
 from flatout.errors import RunFailed, UsageError
 from flatout.system.store.run_folder import RunFolder
@@ -208,16 +209,30 @@ class NoEvent:
         """Nothing is waited for."""
 
 
-@pytest.mark.parametrize("num_elements", [1, 7, 8, 9, 16, 41])
-def test_copy_in_pieces_is_whole(monkeypatch: pytest.MonkeyPatch, num_elements: int) -> None:
-    monkeypatch.setattr("flatout.engine.tensors.state_tree._PIECE_BYTES", 8 * 4)
-    monkeypatch.setattr(
-        "flatout.engine.tensors.state_tree._staging", lambda n, t: (t.new_empty(n), NoEvent())
-    )
-    tensor = torch.randn(num_elements)
-    copy = torch.empty(num_elements)
-    copy_in_pieces(copy, tensor)
-    assert torch.equal(copy, tensor)
+@pytest.mark.parametrize("sizes", [[1], [7, 1], [8], [9], [3, 0, 4, 1, 2], [41, 2, 16, 5, 1]])
+def test_what_goes_through_pinned_memory_arrives_whole(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    filled: list[int] = []
+
+    def staging(num_bytes: int, tensor: Tensor) -> tuple[Tensor, NoEvent]:
+        filled.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8), NoEvent()
+
+    monkeypatch.setattr(host_copies, "_BUFFER_BYTES", 8 * 4)
+    monkeypatch.setattr(host_copies, "_staging", staging)
+    tensors = [torch.randn(size) for size in sizes] + [
+        torch.tensor(3), torch.randn(3, 5).t(), torch.randn(2, 3, 4, 4).to(
+            memory_format=torch.channels_last
+        ), torch.tensor([True, False]), torch.randn(5).bfloat16(),
+        torch.randn(3, dtype=torch.complex64).conj(), torch.randn(3, 4)[:, 1],
+    ]  # fmt: skip
+    pairs = [(host_copies.empty_on_host(tensor), tensor) for tensor in tensors]
+    host_copies.through_pinned(pairs)
+    for copy, tensor in pairs:
+        assert torch.equal(copy, tensor) and copy.is_contiguous()
+    # However much there is, two buffers take turns.
+    assert filled == [32, 32]
 
 
 @pytest.mark.parametrize(

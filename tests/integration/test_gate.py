@@ -25,7 +25,7 @@ from flatout.engine.model.precision import can_compute_lstm_in_bf16
 from flatout.engine.session.session import build
 from flatout.errors import UsageError
 from flatout.schema.recipe import Recipe
-from flatout.schema.tuning import Check, Verdict
+from flatout.schema.tuning import Check, GateVerdict
 
 Plain = Callable[..., Experiment]
 
@@ -48,13 +48,13 @@ def recipe_for(experiment: Experiment, **fixed: Any) -> Recipe:
     return build(experiment, 0, "cpu").recipe({"num_threads": 1, "loader_workers": 0} | fixed)
 
 
-def verdict_of(experiment: Experiment, **changes: Any) -> Verdict:
+def verdict_of(experiment: Experiment, **changes: Any) -> GateVerdict:
     """What the gate says of the plain step with some recipe fields changed."""
     plain = recipe_for(experiment)
     return judge(GateSubject(experiment=experiment, device="cpu"), changed(plain, **changes), plain)
 
 
-def check_named(verdict: Verdict, name: str) -> Check:
+def check_named(verdict: GateVerdict, name: str) -> Check:
     """The check of that name."""
     return next(check for check in verdict.checks if check.name == name)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support.forked_ranks import ForkedRanks, run_fresh
 from torch import nn
 
 from flatout.engine import Experiment
+from flatout.engine.recipe.default_recipe import chosen_recipe
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.session.hook_set import HookSet
 from flatout.engine.session.session import build
@@ -82,18 +85,40 @@ def new_folder(tmp_path: Path, name: str, use: dict[str, Any]) -> RunFolder:
     return folder
 
 
-def trained(folder: RunFolder, kills: list[int], num_ranks: int) -> RunFolder:
-    """Trains in processes, each but the last killed at that sample of its own."""
-    module = ["flatout.engine.training.worker"] if num_ranks == 1 else ["flatout.engine.launch"]
-    on = [] if num_ranks == 1 else ["--on", f"local:{num_ranks}"]
+def trained(run: Callable[[RunFolder], int], folder: RunFolder, kills: list[int]) -> RunFolder:
+    """Trains in processes, each but the last killed at that sample of its own.
+
+    run: gives how they ended.
+    """
     for kill in [*kills, 0]:
-        done = subprocess.run(
-            [sys.executable, "-m", *module, str(folder.path), *on],
-            env={**os.environ, "KILL_AT": str(kill), "FLATOUT_RANKS_LIMIT_S": "60"},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        assert (done.returncode != 0) == bool(kill), done.stdout + done.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KILL_AT", str(kill))
+            patch.setenv("FLATOUT_RANKS_LIMIT_S", "60")
+            exit_code = run(folder)
+        logs = [path.read_text() for path in folder.path.glob("*.log")]
+        assert (exit_code != 0) == bool(kill), "\n".join(logs)
     return folder
+
+
+def run_whole(folder: RunFolder, num_ranks: int) -> int:
+    """Trains as the command line has it done."""
+    module = "flatout.engine.training.worker" if num_ranks == 1 else "flatout.engine.launch"
+    on = [] if num_ranks == 1 else ["--on", f"local:{num_ranks}"]
+    command = ["-m", module, str(folder.path), *on]
+    return run_fresh(command, os.environ, folder.path / "printed.log", limit_s=LIMIT_S)
+
+
+def run_forked(folder: RunFolder, num_ranks: int, forked_ranks: ForkedRanks) -> int:
+    """Trains in children of a process that has loaded torch; no launcher starts the ranks."""
+    command = ["-m", "flatout.engine.training.worker", str(folder.path)]
+    if num_ranks == 1:
+        printed = folder.path / "printed.log"
+        return forked_ranks.run_alone(command, os.environ, printed, limit_s=LIMIT_S)
+    try:
+        forked_ranks.run(num_ranks, [*command, "--ranked"], folder.path, LIMIT_S)
+    except RuntimeError:
+        return 1
+    return 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
@@ -108,12 +133,14 @@ def trained(folder: RunFolder, kills: list[int], num_ranks: int) -> RunFolder:
     ],
 )
 def test_killed_run_ends_as_one_that_was_not(
-    tmp_path: Path, tell: Tell, use: dict[str, Any], num_ranks: int
+    tmp_path: Path, tell: Tell, forked_ranks: ForkedRanks, use: dict[str, Any], num_ranks: int
 ) -> None:
-    whole = trained(new_folder(tmp_path, "whole", use), [], num_ranks)
+    # In a process of its own: children of one process share what differs between others.
+    whole = trained(partial(run_whole, num_ranks=num_ranks), new_folder(tmp_path, "whole", use), [])
     # Before the first checkpoint, just before and after the layer is unfrozen, and later.
     kills = [20, 40, 45] if num_ranks > 1 else [75, 50] if use.get("compiled") else [20, 75, 50, 90]
-    killed = trained(new_folder(tmp_path, "killed", use), kills, num_ranks)
+    fork = partial(run_forked, num_ranks=num_ranks, forked_ranks=forked_ranks)
+    killed = trained(fork, new_folder(tmp_path, "killed", use), kills)
     assert tell.traces(killed) == tell.traces(whole)
     logged = [[(line.step, line.name, line.value, line.text) for line in tell.metrics(one, Logged)]
               for one in (whole, killed)]  # fmt: skip
@@ -262,8 +289,9 @@ def test_on_step_is_paid_for_with_graphs(plain: Plain) -> None:
     built = build(plain(hooks=lambda: Hooked(on_step=print)), 0, "cpu")
     recipe = built.recipe({})
     assert recipe.capture.value == "off" and "on_step" in recipe.capture.why
+    on_gpu = replace(built.facts, device=torch.device("cuda", 0), free_device_bytes=2**30)
     with pytest.raises(UsageError) as refused:
-        check_recipe(built.recipe({"capture": "step"}), built.facts)
+        check_recipe(chosen_recipe(on_gpu, {"capture": "step"}), on_gpu)
     assert "on_step" in str(refused.value.because)
 
 

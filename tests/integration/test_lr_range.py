@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,8 @@ def test_command_prints_keeps_and_draws(state: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "learning rate" in out and "suggested" in out and "in the experiment" in out
     kept = json.loads((state / "lr" / "digits.json").read_text())
+    suggested = float(f"{kept['lr']:.2g}")
+    assert f"flatout train digits -s lr={suggested!r} --use" in out and "--tune" not in out
     assert len(kept["points"]) == 20
     assert (state / "lr" / "digits.png").read_bytes()[:4] == b"\x89PNG"
     assert not (state / "runs").exists()
@@ -140,6 +143,20 @@ def test_command_gives_one_document(state: Path, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     assert document["result"]["sweep"]["from_lr"] == 1e-3
     assert Path(document["file"]).is_file()
+
+
+def test_result_is_shown_where_matplotlib_is_broken(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = state / "broken"
+    (broken / "matplotlib").mkdir(parents=True)
+    (broken / "matplotlib" / "__init__.py").write_text("raise RuntimeError('built for NumPy 1')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(broken))
+    assert run(["lr", "digits", "--steps", "20", "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "suggested" in shown.out and "plots-not-drawn" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy
 import pytest
+from support.forked_commands import ForkedCommands
 
 from flatout.engine import Experiment, train, tune
 from flatout.engine.predict.worker import ReplyWriter, handle
@@ -44,6 +45,7 @@ from flatout.system.store.run_folder import create_run, free_id, run_paths
 if TYPE_CHECKING:
     from conftest import Lab
 
+SRC = str(Path(__file__).resolve().parents[2] / "src")
 CASES = Path(__file__).parents[1] / "cases" / "mistakes"
 MARK = "  # HERE"
 
@@ -202,16 +204,18 @@ def test_line_of_a_notebook_s_cell_is_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["instance", "exits", "uneven", "shapes_wrong", "typo_field"])
-def test_mistake_is_reported_by_the_command_line(name: str, tmp_path: Path) -> None:
+def test_mistake_is_reported_by_the_command_line(
+    name: str, tmp_path: Path, forked: ForkedCommands
+) -> None:
     case = read_case(CASES / f"{name}.py")
     shutil.copy(case.path, tmp_path)
-    state = {**os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "COLUMNS": "300"}
+    state = {
+        **os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "COLUMNS": "300",
+        "PYTHONPATH": SRC,
+    }  # fmt: skip
 
     def flatout(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flatout", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=state, capture_output=True, text=True, timeout=120
-        )
+        return forked.run(arguments, environment=state, folder=tmp_path)
 
     done = flatout("train", case.path.name)
     assert done.returncode in (1, 2), done.stderr

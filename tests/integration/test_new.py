@@ -146,8 +146,6 @@ def test_experiment_on_shards_trains(kind: str) -> None:
     ],
 )
 def test_experiment_with_data_trains(task: str, write: Any) -> None:
-    if write is write_csv and find_spec("pyarrow") is None:
-        pytest.skip("needs pyarrow: pip install 'flatout[data]'")
     said = {"data": "huggingface"} if write is write_huggingface else {}
     metrics = trained_metrics(task=task, path=write(), **said)
     assert metrics["loss"] is not None

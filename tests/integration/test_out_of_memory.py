@@ -195,6 +195,124 @@ def test_expanded_buffer_is_put_back(lab: Lab, tell: Tell, plain: Plain, step: i
     assert one.is_in_place and tell.traces(folder) == tell.traces(whole)
 
 
+class Counting(nn.Module):
+    """Counts its passes, in several plain attributes, one of which comes late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = without_norm()
+        self.count = self.num_evaluations = 0
+        self.seen: dict[str, list[int]] = {"sizes": []}
+        self.mean, self.total = torch.zeros(()), torch.zeros(3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers(inputs)
+        self.num_evaluations += not self.training
+        if self.training:
+            self.count += 1
+            self.seen["sizes"].append(len(inputs))
+            self.mean = 0.9 * self.mean + scores.detach().mean()
+            self.total += scores.detach().sum(dim=0)
+            self.kept = scores
+            self.newest = float(self.mean)
+        return scores
+
+
+# A validation, before the tenth step, moves one that no step moves.
+@pytest.mark.parametrize("step", [1, 2, 5, 10])
+def test_plain_attributes_are_put_back(lab: Lab, tell: Tell, plain: Plain, step: int) -> None:
+    experiment = plain(model=Counting)
+    whole = changed_after(lab, experiment, step - 1, micro_batch_size=4)
+    folder = lab.run(short(experiment, {step}))
+    [one] = adaptations(folder)
+    assert one.is_in_place and tell.traces(folder) == tell.traces(whole)
+
+
+def test_run_goes_back_when_an_attribute_moves_for_the_first_time(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    def late(model: Any, batch: Any) -> Tensor:
+        if model.count == 5:
+            model.is_late = True
+        return plain().loss(model, batch)  # type: ignore[misc]
+
+    experiment = plain(model=Counting, loss=late)
+    folder = lab.new(checkpoint_every=3)
+    lab.go_on(folder, short(experiment, {6}))
+    [one] = adaptations(folder)
+    assert (one.step, one.is_in_place) == (6, False)
+    whole = changed_after(lab, experiment, 5, micro_batch_size=4)
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+class Tracing(nn.Module):
+    """Sums up its scores in a tensor that is not copied for every batch."""
+
+    def __init__(self, *, is_in_place: bool) -> None:
+        super().__init__()
+        self.layers, self._is_in_place = without_norm(), is_in_place
+        self.trace = torch.zeros(2**19)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers(inputs)
+        if self.training and self._is_in_place:
+            self.trace += scores.detach().mean()
+        elif self.training:
+            self.trace = self.trace + scores.detach().mean()
+        return scores
+
+
+@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "replaced"])
+def test_run_goes_back_when_a_large_attribute_was_changed(
+    lab: Lab, tell: Tell, plain: Plain, is_in_place: bool, step: int
+) -> None:
+    experiment = plain(model=lambda: Tracing(is_in_place=is_in_place))
+    whole = changed_after(lab, experiment, step - 1, micro_batch_size=4)
+    folder = lab.run(short(experiment, {step}), checkpoint_every=3)
+    [one] = adaptations(folder)
+    assert (one.step, one.is_in_place) == (step, False)
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+def test_state_that_each_pass_takes_from_the_one_before_is_put_back(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    class Stateful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = without_norm()
+            self.hidden = torch.zeros(3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            scores: Tensor = self.layers(inputs)
+            if self.training:
+                # With its graph, as truncated backpropagation through time leaves it.
+                self.hidden = 0.5 * self.hidden.detach() + scores.mean(dim=0)
+                self.sum = float(self.hidden.detach().sum())
+            return scores
+
+    experiment = plain(model=Stateful)
+    whole = changed_after(lab, experiment, 4, micro_batch_size=4)
+    folder = lab.run(short(experiment, {5}))
+    [one] = adaptations(folder)
+    assert one.is_in_place and tell.traces(folder) == tell.traces(whole)
+
+
+def test_attributes_that_a_hook_changes_after_each_step_are_put_back(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    class Count:
+        def on_step(self, context: Any) -> None:
+            context.model.temperature = context.step
+
+    experiment = plain(model=Counting, hooks=Count)
+    whole = changed_after(lab, experiment, 4, micro_batch_size=4)
+    folder = lab.run(short(experiment, {5}))
+    [one] = adaptations(folder)
+    assert one.is_in_place and tell.traces(folder) == tell.traces(whole)
+
+
 def test_memory_that_runs_out_again_halves_again(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(model=without_norm)
     whole = changed_after(lab, experiment, 3, micro_batch_size=2)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from support.busy_machine import first_good
 from torch import nn
 
 from flatout.engine.profile.data_probes import cut, data_probes, padding_of, repeated
@@ -242,6 +243,7 @@ def test_batch_is_repeated_only_when_each_tensor_has_a_row_for_each_sample() -> 
         repeated((torch.ones(4, 2), torch.ones(3)), 4, 3)
 
 
+@pytest.mark.timing
 def test_no_more_samples_are_kept_than_a_step_has() -> None:
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
@@ -265,8 +267,12 @@ def test_no_more_samples_are_kept_than_a_step_has() -> None:
         facts=SimpleNamespace(num_cores=2),
         device=torch.device("cpu"),
     )
-    probes, lines, _ = data_probes(session, 0.02, 16)
-    assert most <= 18
-    assert len(probes) == 2
+
+    def measured_s() -> float:
+        probes, lines, _ = data_probes(session, 0.02, 16)
+        assert most <= 18
+        assert len(probes) == 2
+        return sum(line.seconds for line in lines)
+
     # Of a step's samples, not of all that were read.
-    assert 0.016 < sum(line.seconds for line in lines) < 0.1
+    assert 0.016 < first_good(measured_s, lambda seconds: seconds < 0.1) < 0.1

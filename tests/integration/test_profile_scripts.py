@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.busy_machine import first_good
 
 ROOT = Path(__file__).resolve().parents[2]
 START = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import flatout.__main__ as m; "
@@ -138,7 +139,7 @@ def test_own_sitecustomize_and_path_are_kept(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.own_mark = 42")
     code = "import sys, sitecustomize; print(own_mark, sitecustomize.__file__, len(sys.path))"
     alone = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     done = profiled("--", sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
@@ -159,25 +160,26 @@ def test_an_error_of_the_hook_does_not_reach_the_program(tmp_path: Path) -> None
     assert "msgspec is broken" in done.stderr
 
 
-def test_steps_of_several_processes_have_one_report(tmp_path: Path) -> None:
+def test_steps_of_several_processes_have_one_report(slow: Path, tmp_path: Path) -> None:
     script = tmp_path / "twice.py"
     script.write_text(
         "import subprocess, sys\n"
-        f"sys.exit(max(subprocess.call([sys.executable, {PLAIN!r}, '--epochs', '4'])"
-        " for _ in range(2)))"
+        f"sys.exit(max(subprocess.call([sys.executable, {str(slow)!r}]) for _ in range(2)))"
     )
     done = profiled("--json", "--steps", "3", "--", sys.executable, str(script))
-    assert done.returncode == 0
+    assert done.returncode == 7
     assert profile_of(done)["num_profiled"] == 3
 
 
 CELL = """
 import time, torch
+import torch.optim.optimizer as hooks
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(64, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-end = time.monotonic() + 8
-while time.monotonic() < end:
+end = time.monotonic() + 120
+# Until there is a report, after which nothing is attached.
+while hooks._global_optimizer_post_hooks and time.monotonic() < end:
     for (batch,) in DataLoader(TensorDataset(torch.randn(64, 64)), batch_size=8):
         model(batch).sum().backward()
         optimizer.step()
@@ -250,17 +252,30 @@ def made_steps(recorder: Any, seconds: float, *, validation_s: float = 0.0) -> N
     recorder.stop()
 
 
+@pytest.mark.timing
 def test_validation_is_no_part_of_a_step() -> None:
     from flatout.engine.profile.script_steps import StepRecorder
 
-    reports: list[Any] = []
-    made_steps(StepRecorder("it", reports.append), 60, validation_s=0.1)
-    [report] = reports
-    assert report.sampled_step_s < 1.5 * report.mean_step_s
-    slow = [line for line in report.lines if line.text == "time.sleep(validation_s)"]
-    assert sum(line.seconds for line in slow) < 0.1 * report.mean_step_s
-    sleeping = [line for line in report.lines if line.text == "time.sleep(0.005)"]
-    assert sum(line.seconds for line in sleeping) < 1.1 * report.mean_step_s
+    def measured() -> tuple[float, float]:
+        """Of a sampled step and of its own pause, per plain step."""
+        reports: list[Any] = []
+        made_steps(StepRecorder("it", reports.append), 60, validation_s=0.1)
+        [report] = reports
+
+        def spent_s(text: str) -> float:
+            return sum(line.seconds for line in report.lines if line.text == text)
+
+        mean_s = report.mean_step_s
+        # Whatever else computes.
+        assert spent_s("time.sleep(validation_s)") < 0.1 * mean_s
+        return report.sampled_step_s / mean_s, spent_s("time.sleep(0.005)") / mean_s
+
+    def is_undisturbed(shares: tuple[float, float]) -> bool:
+        return shares[0] < 1.5 and shares[1] < 1.1
+
+    # Sampled steps come after plain ones: other programs may have begun in between.
+    shares = first_good(measured, is_undisturbed)
+    assert is_undisturbed(shares), shares
 
 
 def test_what_follows_the_last_step_is_no_part_of_it() -> None:
@@ -274,10 +289,11 @@ def test_what_follows_the_last_step_is_no_part_of_it() -> None:
     for _ in range(3):
         time.sleep(0.005)
         recorder.step_ended()
-    time.sleep(1)
+    time.sleep(3)
     recorder.stop()
     [report] = reports
-    assert report.profiled_step_s < 0.1
+    # A third of it in each of three steps would be more, whatever else computes.
+    assert report.profiled_step_s < 0.5
 
 
 def test_an_error_of_the_recorder_does_not_reach_the_loop() -> None:
@@ -321,6 +337,13 @@ def test_a_training_that_failed_does_not_stay_observed(
     assert _BaseDataLoaderIter.__next__ is before
 
 
+def is_observed() -> bool:
+    """Whether the steps of a loop are still recorded: there is no report yet."""
+    from torch.optim import optimizer
+
+    return bool(optimizer._global_optimizer_post_hooks)
+
+
 def test_lightning_callback_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     lightning = pytest.importorskip("lightning")
     import torch
@@ -339,9 +362,14 @@ def test_lightning_callback_prints_the_report(capsys: pytest.CaptureFixture[str]
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    class Stop(lightning.Callback):  # type: ignore[name-defined,misc]
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            if not is_observed():
+                trainer.should_stop = True
+
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, callbacks=[flatout.LightningProfiler(num_steps=3)],
+        enable_progress_bar=False, callbacks=[flatout.LightningProfiler(num_steps=3), Stop()],
     )  # fmt: skip
     trainer.fit(Small(), DataLoader(torch.randn(40_000, 32), batch_size=8))
     assert "where a step's time goes" in capsys.readouterr().out
@@ -356,7 +384,12 @@ def test_transformers_callback_prints_the_report(
 
     import flatout
 
-    # Some seconds of steps: a report needs about three.
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            if not is_observed():
+                control.should_training_stop = True
+
+    # More than some seconds of steps: a report needs about three.
     texts = [torch.randint(0, 64, (16,)) for _ in range(10_000)]
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     trainer = transformers.Trainer(
@@ -366,7 +399,17 @@ def test_transformers_callback_prints_the_report(
             save_strategy="no", report_to=[], use_cpu=True,
         ),
         train_dataset=[{"input_ids": text, "labels": text} for text in texts],
-        callbacks=[flatout.TransformersProfiler(num_steps=3)],
+        callbacks=[flatout.TransformersProfiler(num_steps=3), Stop()],
     )  # fmt: skip
     trainer.train()
     assert "where a step's time goes" in capsys.readouterr().out
+
+
+def test_steps_are_recorded_in_an_interpreter_that_has_only_torch_and_msgspec() -> None:
+    absent = "sys.modules.update(psutil=None, rich=None); "
+    code = START.replace("import flatout.__main__ as m; ", absent)
+    code += "import flatout.engine.profile.script_steps as s; print(s._Loader(kind='').settings())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "'CPUs': '" in done.stdout

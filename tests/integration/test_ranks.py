@@ -17,6 +17,7 @@ import psutil
 import pytest
 import safetensors.torch
 from support.forked_ranks import ForkedRanks
+from support.free_port import free_port
 from torch import Tensor
 
 from flatout.engine.ranks.connection import Connection
@@ -297,12 +298,6 @@ def test_exit_codes_hold_when_the_disk_of_the_log_is_full(tmp_path: Path) -> Non
         )  # fmt: skip
     # The rank could not read its run, and said so by its code: nobody takes that for a death.
     assert done.returncode == 1
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_memory_that_runs_out_on_one_rank(tmp_path: Path, forked_ranks: ForkedRanks) -> None:

@@ -32,6 +32,7 @@ from flatout.engine.ranks.rank_env import RankEnv
 from flatout.engine.ranks.synced_passes import SyncedPasses
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.tensors import host_copies
 from flatout.engine.training import worker
 from flatout.engine.training.api import train_in
 from flatout.engine.training.oom_recovery import oom_options_of, relieved_after_kill
@@ -350,19 +351,34 @@ def test_a_pass_that_only_fills_up_leaves_expanded_buffers_alone() -> None:
 def test_a_whole_state_comes_to_the_cpu_as_a_checkpoint_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copies: list[Tensor] = []
+    transfers: list[int] = []
 
-    def copied(tensor: Tensor) -> Tensor:
-        copies.append(tensor)
-        return tensor.clone()
+    def fill(pairs: list[tuple[Tensor, Tensor]]) -> None:
+        transfers.append(len(pairs))
+        for copy, tensor in pairs:
+            copy.copy_(tensor)
 
-    monkeypatch.setattr(fsdp, "host_copy", copied)
+    monkeypatch.setattr(host_copies, "fill_on_host", fill)
     sharding = object.__new__(fsdp.FullySharded)
     sharding._group = MultiRank(Connection(place_of_two()))
     tied, turned = torch.arange(6.0).view(2, 3), torch.ones(2, 3).t()
-    state = sharding.whole({"weights": [tied, tied], "turned": turned}, is_for_all=True)
-    assert len(copies) == 1 and state["weights"][0] is state["weights"][1]
+    small = [torch.full((3,), float(number)) for number in range(4)]
+    whole = {"weights": [tied, tied, *small], "turned": turned}
+    state = sharding.whole(whole, is_for_all=True)
+    # As one, however many there are: on a GPU, each transfer has an event and pinned memory.
+    assert transfers == [5] and state["weights"][0] is state["weights"][1]
     assert torch.equal(state["weights"][0], tied) and state["turned"].stride() == turned.stride()
+    assert all(map(torch.equal, state["weights"][2:], small))
+
+
+def test_copies_that_fill_a_buffer_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "_BUFFER_BYTES", 8)
+    copies = host_copies.HostCopies()
+    first, second = copies.of(torch.ones(2)), copies.of(torch.full((1,), 5.0))
+    # The first one's device has its memory back.
+    assert torch.equal(first, torch.ones(2)) and copies._num_bytes == 4
+    copies.fill()
+    assert torch.equal(second, torch.full((1,), 5.0))
 
 
 def place_of_two() -> RankEnv:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from support.free_port import free_port
 from torch._C._distributed_c10d import PrefixStore
 
 from flatout.engine.ranks.connection import Connection
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def first() -> RankEnv:
     """Rank 0 of three, the last of which never comes."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return RankEnv(rank=0, size=3, local_rank=0, host="127.0.0.1", port=port, limit_s=60.0)
+    return RankEnv(rank=0, size=3, local_rank=0, host="127.0.0.1", port=free_port(), limit_s=60.0)
 
 
 def load() -> NoReturn:

@@ -28,13 +28,13 @@ from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
+    GateVerdict,
     Interval,
     Profile,
     Result,
     Rung,
     Trial,
     TuneRequest,
-    Verdict,
 )
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder
@@ -120,9 +120,9 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
         given.append(trial)
         return Result(trial=trial, cost_s=1.0, speedup=FASTER)
 
-    def judged(trial: Trial, surroundings: TrialContext) -> Verdict:
+    def judged(trial: Trial, surroundings: TrialContext) -> GateVerdict:
         given.append(trial)
-        return Verdict(checks=(Check(name="gate", is_passed=True),))
+        return GateVerdict(checks=(Check(name="gate", is_passed=True),))
 
     monkeypatch.setattr(driver, "measured_in_child", measured)
     monkeypatch.setattr(driver, "measured_in_fresh_processes", measured)

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from support.forked_commands import ForkedCommands
 
 from flatout.engine import data
 from flatout.engine.ingest.ingestion import ingest
@@ -23,6 +24,8 @@ from flatout.experiments._pictures import read_idx
 from flatout.experiments.mnist import experiment
 from flatout.schema.ingest_protocol import Ingested, IngestRequest
 from flatout.system import atomic_files, clock
+
+SRC = str(Path(__file__).resolve().parents[2] / "src")
 
 
 def ingested(source: Path, dest: Path, **options: Any) -> data.Shards:
@@ -140,14 +143,16 @@ def test_shards_that_are_asked_for_what_they_are_not(tmp_path: Path) -> None:
         assert caught.value.rule == rule
 
 
-def test_command_line_ingests_and_tells_what_came_of_it(tmp_path: Path) -> None:
+def test_command_line_ingests_and_tells_what_came_of_it(
+    tmp_path: Path, forked: ForkedCommands
+) -> None:
     write_idx(tmp_path / "digits")
-    command = [sys.executable, "-m", "flatout", "ingest", "digits", "shards", "--workers", "2"]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
+        return forked.run(
+            ("ingest", "digits", "shards", "--workers", "2", *more),
+            environment={**os.environ, "PYTHONPATH": SRC}, folder=tmp_path,
+        )  # fmt: skip
 
     first = run()
     assert first.returncode == 0, first.stderr

@@ -51,28 +51,32 @@ def test_late_batch_waits_by_the_clock_it_was_given() -> None:
     assert next(times) == 5
 
 
+@pytest.mark.timing
 def test_step_is_longer_by_all_its_delays(loop: SlowLoop) -> None:
     ready = loop.ready()
     assert ready.num_launches > 20 and ready.pid == os.getpid()
-    # Much longer than what other programs add to a step.
-    delay_s = 1e-3
-    added_s = added(
-        loop, SlowBlock(num_steps=3, delay_s=0.0), SlowBlock(num_steps=3, delay_s=delay_s)
-    )
-    # Next to other programs, what a delay has driven out of the caches comes on top.
-    assert 0.9 < added_s / (delay_s * ready.num_launches) < 2
+    delay_s = 5e-3
+    is_longer_by(
+        delay_s * ready.num_launches, loop,
+        SlowBlock(num_steps=2, delay_s=0.0), SlowBlock(num_steps=2, delay_s=delay_s),
+    )  # fmt: skip
 
 
+@pytest.mark.timing
 def test_step_is_longer_by_a_late_batch(loop: SlowLoop) -> None:
     loop.ready()
-    added_s = added(loop, SlowBlock(num_steps=3), SlowBlock(num_steps=3, loader_s=0.05))
-    assert 0.9 < added_s / 0.05 < 2
+    is_longer_by(0.3, loop, SlowBlock(num_steps=2), SlowBlock(num_steps=2, loader_s=0.3))
 
 
-def added(loop: SlowLoop, rest: SlowBlock, slower: SlowBlock) -> float:
-    """How much longer the quickest of some steps are, measured in turns."""
-    pairs = [(loop.block(rest).thread_s, loop.block(slower).thread_s) for _ in range(6)]
-    return min(after for _, after in pairs) - min(before for before, _ in pairs)
+def is_longer_by(added_s: float, loop: SlowLoop, rest: SlowBlock, slower: SlowBlock) -> None:
+    """Asserts what a delay adds to a step, where it is much longer than the step.
+
+    No difference is taken: next to other tests, the step itself varies by half.
+    """
+    pairs = [(loop.block(rest).thread_s, loop.block(slower).thread_s) for _ in range(3)]
+    before_s, after_s = (min(times) for times in zip(*pairs, strict=True))
+    assert before_s < added_s / 2
+    assert added_s <= after_s < 2 * added_s
 
 
 def test_command_gives_one_document(tmp_path: Path) -> None:
@@ -95,5 +99,5 @@ def test_command_gives_one_document(tmp_path: Path) -> None:
 
 def test_unknown_workload_is_refused(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "flatout", "bench", "slow-host", "mpl"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 2 and "unknown-workload" in done.stderr

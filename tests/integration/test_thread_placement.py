@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from flatout.engine.runtime.cpu_affinity import cpus_by_thread
 from flatout.engine.runtime.thread_placement import ThreadPlacement
+from flatout.system import thread_times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has CPUs for each thread")
 CPU = torch.device("cpu")
@@ -156,3 +158,74 @@ def test_a_run_trains_with_threads_placed(tmp_path, monkeypatch):
     )
     assert seen[-1] == when_generating[-1] == 1
     assert len(os.sched_getaffinity(0)) == num_cpus()
+
+
+EXPERIMENT = """
+import os
+import torch
+import flatout
+
+def predict(model, batch):
+    with open(os.environ["SEEN"], "a") as file:
+        print(len(os.sched_getaffinity(0)), file=file)
+    return model(batch[0])
+
+def experiment() -> flatout.Experiment:
+    return flatout.Experiment(
+        model=lambda: torch.nn.Linear(64, 1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        predict=predict,
+        predict_data=lambda text: (torch.ones(8, 64),),
+        train_data=lambda: (torch.ones(64, 64),),
+        batch_size=32,
+        epochs=1,
+    )
+"""
+
+
+def test_the_only_batch_of_a_prediction_is_computed_with_threads_placed(tmp_path, monkeypatch):
+    import flatout
+    from flatout.engine.predict.worker import ReplyWriter, handle
+    from flatout.engine.session.load_experiment import load_experiment
+    from flatout.schema.experiment_spec import ExperimentSpec
+    from flatout.schema.predict_protocol import PredictJob
+    from flatout.system.json_process import JsonLines
+
+    everywhere = os.sched_getaffinity(0)
+    file, seen = tmp_path / "counting.py", tmp_path / "seen"
+    file.write_text(EXPERIMENT)
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    monkeypatch.setenv("SEEN", str(seen))
+    experiment = load_experiment(ExperimentSpec(name="counting", file=str(file)))
+    # A model this small is trained with one.
+    use = {"num_threads": num_cpus()}
+    trained = flatout.train(experiment, name="counting", use=use, is_quiet=True)
+    # Earlier tests have found and named them.
+    for thread, name in thread_times.names_by_thread().items():
+        if name.startswith("omp "):
+            thread_times.rename(thread, "python")
+    handle(
+        PredictJob(verb="predict", folder=trained.run.folder, experiment=str(file), inputs=("a",)),
+        ReplyWriter(JsonLines(io.BytesIO())),
+    )
+    assert seen.read_text().split() == ["1"]
+    # In a notebook, nothing stays placed.
+    predictor = flatout.load("counting", experiment=file)
+    predictor.place_threads()
+    predictor.predict((torch.ones(8, 64),))
+    assert seen.read_text().split()[-1] == "1"
+    assert all(cpus == everywhere for cpus in cpus_by_thread().values())
+
+
+def test_threads_that_were_moved_are_placed_again():
+    everywhere = os.sched_getaffinity(0)
+    placement = placed()
+    with placement:
+        parallel_step()
+    for thread in placement._others:
+        os.sched_setaffinity(thread, everywhere)
+    with placement:
+        inside = cpus_by_thread()
+        assert all(len(inside[thread]) == 1 for thread in placement._others)
+    placement.release()

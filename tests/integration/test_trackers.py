@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.busy_machine import wait_until
 
 from flatout.monitor.mlflow_tracker import MlflowTracker
 from flatout.monitor.tensorboard import sample_scalars, scalars
@@ -31,7 +32,7 @@ from flatout.system.store.tracker_files import positions
 
 pytest.importorskip("torch", reason="needs torch: it trains")
 needs_mlflow = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None,
+    any(importlib.util.find_spec(name) is None for name in ("mlflow", "sqlalchemy", "flask")),
     reason="needs mlflow (pip install 'flatout[mlflow]')",
 )
 needs_wandb = pytest.mark.skipif(
@@ -80,16 +81,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "it took too long"
-        time.sleep(0.1)
-
-
 def all_sent(folder: RunFolder) -> tuple[TrackerPosition, ...]:
     """The positions of a run's trackers, once all of them have ended."""
-    until(lambda: all(one.is_done for one in positions(folder)))
+    wait_until(lambda: all(one.is_done for one in positions(folder)))
     return positions(folder)
 
 
@@ -123,18 +117,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
          "--backend-store-uri", f"sqlite:///{folder}/db", "--artifacts-destination",
          str(folder / "artifacts"), "--workers", "1"],
-        cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        cwd=folder, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
 
     def answers() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
         try:
-            return bool(urllib.request.urlopen(f"{address}/health", timeout=2).read())
+            return bool(urllib.request.urlopen(f"{address}/health", timeout=30).read())
         except OSError:
             return False
 
     try:
-        until(answers)
+        wait_until(answers)
         yield address
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -177,7 +172,7 @@ def kill_in_the_middle(home: Home, name: str, *words: str) -> None:
     process = home.start("train", "mlp", "--name", name, "--epochs", "20000", "--tune", "off",
                          "--use", "checkpoint_every=40", *words)  # fmt: skip
     folder = home.run_folder(name)
-    until(lambda: len(folder.checkpoint_steps()) > 1
+    wait_until(lambda: len(folder.checkpoint_steps()) > 1
           and any(one.steps or one.target.kind == "wandb" and one.is_sending
                   for one in positions(folder)))  # fmt: skip
     import psutil
@@ -190,7 +185,7 @@ def kill_in_the_middle(home: Home, name: str, *words: str) -> None:
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    until(lambda: not folder.is_in_use())
+    wait_until(lambda: not folder.is_in_use())
     assert read_run(folder).status == "interrupted"
 
 

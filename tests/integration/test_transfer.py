@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.free_port import free_port
 from torch.distributed import distributed_c10d
 
 from flatout.engine.ranks import collectives
@@ -76,7 +76,7 @@ def transfer(
 
 def test_host_goes_on_while_gradients_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(asks_needed=3)
-    sending = transfer(monkeypatch, work)
+    sending = transfer(monkeypatch, work, limit_s=600.0)
     sending.add_up([torch.zeros(2)])
     assert work.num_asked == 0
     sending.settle()
@@ -206,7 +206,7 @@ connection.join(print, StopRequest())
 connection.numbers([0.0])
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while not connection._has_peer_left() and time.monotonic() < until:
     time.sleep(0.05)
 print("missed" if connection._has_peer_left() else "still there", flush=True)
@@ -216,8 +216,7 @@ os._exit(0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a connection's state")
 def test_a_killed_rank_is_seen_without_asking_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     both = [
         subprocess.Popen(
             [sys.executable, "-c", MEETING, str(rank), str(port)], stdout=subprocess.PIPE, text=True

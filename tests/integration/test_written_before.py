@@ -1,33 +1,33 @@
 """Runs and recipes that were written before names and modules changed are still read."""
 
 import json
+import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked_commands import ForkedCommands
 
 from flatout.schema.tuning import Known
 from flatout.system.atomic_files import read_json
 
+SRC = str(Path(__file__).resolve().parents[2] / "src")
 WRITTEN = Path(__file__).parents[1] / "cases" / "written_before"
 Run = Callable[..., Any]
 
 
 @pytest.fixture
-def flatout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def flatout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: ForkedCommands) -> Run:
     """Runs a command on a state folder that has the old run; gives what it printed as JSON."""
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
     shutil.copytree(WRITTEN / "run", tmp_path / "runs" / "tuned")
 
     def run(*arguments: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", "flatout", *arguments, "--json"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": SRC}
+        done = forked.run((*arguments, "--json"), environment=environment, folder=Path.cwd())
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

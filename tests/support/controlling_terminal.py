@@ -50,7 +50,7 @@ class ControllingTerminal:
         """Presses keys: b"\\x03" is Ctrl-C."""
         os.write(self._terminal, keys)
 
-    def expect(self, text: bytes, limit_s: float = 30.0) -> None:
+    def expect(self, text: bytes, limit_s: float = 120.0) -> None:
         """Waits until that text was written, after what was expected before."""
         until_s = time.monotonic() + limit_s
         while (found := self.written.find(text, self._at)) < 0:
@@ -69,7 +69,7 @@ class ControllingTerminal:
         self.written += piece
         return bool(piece)
 
-    def finish(self, limit_s: float = 30.0) -> int:
+    def finish(self, limit_s: float = 120.0) -> int:
         """Reads to the end; gives the exit code, below zero for a signal."""
         until_s = time.monotonic() + limit_s
         while self._read(0.1):

@@ -26,5 +26,5 @@ def compile_nvml(folder: Path, *, is_old: bool = False) -> Path:
     library = str(folder / "libnvidia-ml.so.1")
     options = ["-DOLD"] if is_old else []
     command = [compiler, "-shared", "-fPIC", *options, "-o", library, str(_SOURCE)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     return folder

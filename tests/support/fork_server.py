@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import select
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from flatout.system.kill_tree import kill_tree
+
+# On macOS, what torch has loaded does not survive a fork.
+CAN_FORK = sys.platform == "linux"
 
 
 class ForkServer:
@@ -29,6 +33,7 @@ class ForkServer:
 
         Raises:
             TimeoutExpired: it has taken too long, and was killed with its children.
+            RuntimeError: it has ended.
         """
         if self._process is None:
             self._process = subprocess.Popen(
@@ -41,7 +46,12 @@ class ForkServer:
         if not ready:
             self.close()
             raise subprocess.TimeoutExpired(self._command, limit_s)
-        return self._process.stdout.readline()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._process.communicate()
+            exit_code, self._process = self._process.returncode, None
+            raise RuntimeError(f"{self._command} has ended with {exit_code}")
+        return answer
 
     def close(self) -> None:
         """Ends it, and what it may be doing."""

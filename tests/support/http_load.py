@@ -37,7 +37,8 @@ class Job(msgspec.Struct, kw_only=True):
     """What to send. expected: known answers of each body, as rows of `predictions`.
 
     rate_per_s: None: each of `users` sends when its answer has come; else users are the most
-    connections. records: the file for one RECORD per request.
+    connections. records: the file for one RECORD per request. fill_s: before the warm-up of a
+    schedule, all connections send at once for so long: a server has then seen its largest load.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, kw_only=True):
     expected: list[list[dict[str, Any]]] = []
     users: int = 1
     rate_per_s: float | None = None
+    fill_s: float = 0.0
     warmup_s: float = 1.0
     duration_s: float = 3.0
     timeout_s: float = 10.0
@@ -147,7 +149,8 @@ class _Load:
         self._waiting: collections.deque[float] = collections.deque()
         self._clients: set[_Client] = set()
         self._wall_s = time.time() - time.perf_counter()
-        self.began_s = time.perf_counter() + job.warmup_s
+        self.filled_s = time.perf_counter() + job.fill_s
+        self.began_s = self.filled_s + job.warmup_s
         self.end_s = self.began_s + job.duration_s
         self.latencies: list[float] = []
         self.statuses: collections.Counter[int] = collections.Counter()
@@ -159,7 +162,7 @@ class _Load:
         """A connection can send."""
         self._clients.add(client)
         now = time.perf_counter()
-        if self._job.rate_per_s is None:
+        if self._job.rate_per_s is None or now < self.filled_s:
             if now < self.end_s:
                 client.send(now, next(self._places))
         elif self._waiting:
@@ -244,6 +247,7 @@ class _Load:
         return cpus
 
     async def _keep_schedule(self, rate_per_s: float) -> None:
+        await asyncio.sleep(self.filled_s - time.perf_counter())
         start_s, number = time.perf_counter(), 0
         while (due_s := start_s + number / rate_per_s) < self.end_s:
             left_s = due_s - time.perf_counter()

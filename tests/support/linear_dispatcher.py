@@ -146,14 +146,14 @@ def serving(
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(120)
         listener.close()
 
 
 def exchange(address: str, request: bytes, *, is_half_closed: bool = False) -> bytes:
     """Sends bytes as they are, and returns all that comes until the server closes."""
     host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(request)
         if is_half_closed:
             connection.shutdown(socket.SHUT_WR)

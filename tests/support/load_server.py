@@ -37,6 +37,7 @@ class Reply:
     byte_s: float = 0.0
     is_closed: bool = False
     content_type: str = "application/json"
+    location: str = ""
 
 
 @dataclass
@@ -62,6 +63,10 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
     else:
         writer.write(reply.body)
     await writer.drain()
+
+
+def _location(found: Reply) -> str:
+    return f"Location: {found.location}\r\n" if found.location else ""
 
 
 @contextlib.contextmanager
@@ -95,7 +100,8 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
             return False
         writer.write(
             f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Other')}\r\n"
-            f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\n\r\n"
+            f"{_location(found)}Content-Type: {found.content_type}\r\n"
+            f"Content-Length: {len(found.body)}\r\n\r\n"
             .encode()
         )  # fmt: skip
         await _write(writer, found)
@@ -116,13 +122,13 @@ def load_server(reply: Callable[[Asked], Reply] = lambda asked: Reply()) -> Iter
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
-    assert is_ready.wait(10)
+    assert is_ready.wait(120)
     try:
         yield server
     finally:
         with contextlib.suppress(RuntimeError):
             server.stop()
-        thread.join(10)
+        thread.join(120)
         loop.close()
 
 

@@ -6,7 +6,6 @@ Each rank runs `python tests/support/ranks_runs.py PROGRAM ARGUMENTS` with its v
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from flatout.schema.finding import Finding
 from flatout.schema.run import RunHeader
 from flatout.system.process_env import loopback_variables
 from flatout.system.store.run_folder import RunFolder, create_run, read_run
+from support.free_port import free_port
 
 T = TypeVar("T")
 
@@ -113,9 +113,7 @@ def train(
 
 def rank_environments(num_ranks: int) -> list[dict[str, str]]:
     """The variables of each rank; they meet at a free port."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        meet = ("127.0.0.1", int(one.getsockname()[1]))
+    meet = ("127.0.0.1", free_port())
     return [
         {
             **os.environ,

@@ -46,7 +46,7 @@ def code_is_seen() -> Iterator[None]:
 
 
 class RecordedGraphs:
-    """See flatout.engine.step.cuda_graphs.Graphs.
+    """See flatout.engine.step.cuda_graphs.GraphRecorder.
 
     num_recorded: graphs so far.
 

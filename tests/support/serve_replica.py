@@ -1,8 +1,9 @@
 """A replica that computes with numpy, and misbehaves when it is asked to.
 
 What it does at its start is in the parameters: `scale`, `fixed_s` and `sample_s` (seconds of a
-batch), `start` (`fail`, `die`, `print`, `slow`). A JSON value as input says what a request does to
-it: `{"do": "crash"}`, see `_do`.
+batch), `start` (`fail`, `die`, `print`, `slow`); when it measures again, too: `again` (the most
+samples, or `die`). A JSON value as input says what a request does to it: `{"do": "crash"}`, see
+`_do`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from flatout.schema.serve_protocol import (
     Cancel,
     FromReplica,
     ItemRefused,
+    Measure,
+    Measured,
     Piece,
     ReplicaFailed,
     ReplicaReady,
@@ -65,6 +68,9 @@ class Replica:
             except queue.Empty:
                 self._advance()
                 continue
+            if isinstance(message, Measure):
+                self._measure()
+                continue
             assert isinstance(message, Batch)
             if message.items[0].is_stream:
                 (item,) = message.items
@@ -96,6 +102,7 @@ class Replica:
         self.scale = start.parameters.get("scale", 2.0)
         self.fixed_s = start.parameters.get("fixed_s", 0.0)
         self.sample_s = start.parameters.get("sample_s", 0.0)
+        self.again = start.parameters.get("again")
         self.send(ReplicaStarting(what="warming up"))
         how = start.parameters.get("start")
         if how == "fail":
@@ -123,6 +130,7 @@ class Replica:
 
     def _compute(self, batch: Batch) -> None:
         began_s = time.perf_counter()
+        self.most_asked = batch.max_samples
         sizes = [_num_samples(item) for item in batch.items]
         time.sleep(self.fixed_s + self.sample_s * sum(sizes))
         answers = [self._answer(item, sum(sizes)) for item in batch.items]
@@ -136,7 +144,9 @@ class Replica:
         )
 
     def _answer(self, item: BatchItem, batch_samples: int) -> Answered | ItemRefused | None:
-        facts = {"batch": batch_samples, "pid": os.getpid(), "model": self.name}
+        facts = {
+            "batch": batch_samples, "pid": os.getpid(), "model": self.name, "most": self.most_asked,
+        }  # fmt: skip
         match item.input:
             case TensorInput(tensors=(tensor,)):
                 values = numpy.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
@@ -191,6 +201,12 @@ class Replica:
             finding = Finding(rule="not-for-me", severity="error", problem=f"{what}.", because="so")
             return ItemRefused(id=number, finding=finding, is_input=what == "refuse")
         return Answered(id=number, rows=({"did": what, **facts},))
+
+    def _measure(self) -> None:
+        most = self.again
+        if most == "die":
+            os._exit(9)
+        self.send(Measured(batch_s={1: 0.001, most: 0.002}, max_samples=most))
 
 
 def _num_samples(item: BatchItem) -> int:

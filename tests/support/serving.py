@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ async def dispatching(
             yield dispatcher
     finally:
         await dispatcher.kill()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Waits until something is so, as long as the block of `dispatching` may take."""
+    while not is_so():
+        await asyncio.sleep(0.01)
 
 
 def numbers(values: Iterable[float], **options: Any) -> InferRequest:

@@ -63,7 +63,7 @@ def play(
     os.close(theirs)
     try:
         written = _read(ours, began_s + LIMIT_S)
-        exit_code = process.wait(timeout=10)
+        exit_code = process.wait(timeout=120)
     finally:
         process.kill()
         os.close(ours)

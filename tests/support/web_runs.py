@@ -18,7 +18,7 @@ from flatout.system.atomic_files import Lines
 from flatout.system.store.run_folder import RunFolder, create_run
 from flatout.web.application import application
 from flatout.web.background_query import machine_health
-from flatout.web.gate import Gate, GateRules
+from flatout.web.gate import AccessGate, GateRules
 from flatout.web.page import PageContext
 from flatout.web.run_cache import RunCache
 
@@ -35,15 +35,17 @@ FINDING = Finding(
 )  # fmt: skip
 
 
-def web_app(findings: tuple[Finding, ...] = (FINDING,), **rules: Any) -> Gate:
-    """The application, on a machine with these findings."""
+def web_app(
+    findings: tuple[Finding, ...] = (FINDING,), runs: RunCache | None = None, **rules: Any
+) -> AccessGate:
+    """The application, on a machine with these findings. runs: None waits until all are read."""
     known: dict[str, Any] = {
         "names": frozenset({"localhost", "127.0.0.1", "::1"}), "form_token": FORM_TOKEN,
         "port": 8420, **rules,
     }  # fmt: skip
     examined = Examined(machine=MACHINE, diagnosis=Diagnosis(findings=findings))
     health = machine_health(lambda: examined)
-    context = PageContext(runs=RunCache(), health=health)
+    context = PageContext(runs=runs or RunCache(), health=health)
     health.latest()
     return application(context, GateRules(**known))
 

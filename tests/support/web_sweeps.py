@@ -52,7 +52,7 @@ def trial_run(number: int, accuracy: float, sweep: str = NAME) -> RunFolder:
     """The run of a trial, which has finished."""
     folder = whole_run(f"{sweep}-{number:03d}", accuracy)
     header = atomic_files.read_json(folder.header, RunHeader)
-    header = msgspec.structs.replace(header, sweep=SweepRun(sweep=sweep, trial=number))
+    header = msgspec.structs.replace(header, sweep=SweepRun(id=sweep, trial=number))
     atomic_files.write_json(folder.header, header)
     return folder
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forked_commands import ForkedCommands
+from support.forked_commands import ForkedCommands, without
 
 from flatout import __version__
 
@@ -21,9 +21,7 @@ IS_WINDOWS = sys.platform == "win32"
 
 # From this checkout, whatever is installed.
 SRC = str(ROOT / "src")
-START = f"import sys; sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
-# As Python marks a module that cannot be imported: to draw after every training would take long.
-WITHOUT_PLOTS = f"import sys; sys.modules['matplotlib'] = None; {START}"
+START = f"sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
 
 
 class CommandLine:
@@ -32,7 +30,8 @@ class CommandLine:
     python: an interpreter that says it holds torch and this flatout; its engine is the fake one.
     forked: runs what need not load flatout first.
     experiment: a file whose parameters tell the fake engine what to do.
-    has_plots: matplotlib is there, if it is installed.
+    missing: packages that it cannot import, whether they are installed or not. By default those
+        that draw: to draw after every training would take long.
     """
 
     def __init__(self, folder: Path, python: str, forked: ForkedCommands) -> None:
@@ -42,7 +41,7 @@ class CommandLine:
         self.runs = self.state / "runs"
         self.python = python
         self.experiment = str(folder / "mine.py")
-        self.has_plots = False
+        self.missing: tuple[str, ...] = ("matplotlib",)
         shutil.copy(CASES / "mine.py", self.experiment)
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -57,8 +56,9 @@ class CommandLine:
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Starts a command line."""
+        code = f"import sys; {without(self.missing)}{START}"
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", START if self.has_plots else WITHOUT_PLOTS, *arguments],
+            [sys.executable, "-P", "-c", code, *arguments],
             env=self.environment(**more),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder,
@@ -68,13 +68,12 @@ class CommandLine:
         """Runs a command line to its end."""
         environment = self.environment(**more)
         if self.forked.can_run(environment):
-            missing = () if self.has_plots else ("matplotlib",)
             return self.forked.run(
-                arguments, environment=environment, folder=self.folder, missing=missing
+                arguments, environment=environment, folder=self.folder, missing=self.missing
             )
         process = self.start(*arguments, **more)
         try:
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=180)
         finally:
             process.kill()
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.busy_machine import PATIENCE_S, least_s, wait_until
 
 from flatout.errors import UsageError
 from flatout.schema.alarm import Alarm
@@ -60,28 +61,28 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
 
 
-def problems_within(delivery: AlarmDelivery, seconds: float) -> list[Finding]:
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still to be sent at the end is waited for: the machine may be busy."""
+    monkeypatch.setattr(alarm_delivery, "_CLOSE_LIMIT_S", PATIENCE_S)
+
+
+def problems_of(delivery: AlarmDelivery) -> list[Finding]:
     """The problems of a delivery, as soon as there are any."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = delivery.problems()
-        if found:
-            return found
-        time.sleep(0.02)
-    return []
+    found: list[Finding] = []
 
+    def has_any() -> bool:
+        found.extend(delivery.problems())
+        return bool(found)
 
-def wait_for(received: list[Any], count: int) -> None:
-    """Waits until that many have arrived."""
-    until = time.monotonic() + 10
-    while len(received) < count and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(has_any)
+    return found
 
 
 def test_a_webhook_receives_the_alarm() -> None:
     with web_server() as (url, received), AlarmDelivery(url) as delivery:
         delivery.send(ALARM)
-        wait_for(received, 1)
+        wait_until(lambda: received)
         assert delivery.problems() == []
     assert received[0]["text"] == "GPU 0: GPU 0 reported Xid error 79."
     assert received[0]["finding"]["rule"] == "gpu-xid"
@@ -95,8 +96,8 @@ def test_a_webhook_with_an_error_is_tried_twice_and_reported_once(
     with web_server(503) as (url, received), AlarmDelivery(url) as delivery:
         delivery.send(ALARM)
         delivery.send(ALARM)
-        wait_for(received, 4)
-        found = problems_within(delivery, 5)
+        wait_until(lambda: len(received) == 4)
+        found = problems_of(delivery)
         time.sleep(0.2)
         assert delivery.problems() == []
     assert len(received) == 4
@@ -122,7 +123,7 @@ def test_a_webhook_that_does_not_speak_http_is_reported(
         threading.Thread(target=serve, daemon=True).start()
         with AlarmDelivery(f"http://127.0.0.1:{server.getsockname()[1]}/") as delivery:
             delivery.send(ALARM)
-            found = problems_within(delivery, 5)
+            found = problems_of(delivery)
     assert [finding.rule for finding in found] == ["alarm-not-delivered"]
 
 
@@ -135,29 +136,37 @@ def test_an_address_that_http_refuses_is_reported_each_other_alarm_is_still_hand
     url = "http://127.0.0.1:1/a room"
     with AlarmDelivery(url, f'"{sys.executable}" -c "{script}"') as delivery:
         delivery.send(ALARM)
-        found = problems_within(delivery, 5)
+        found = problems_of(delivery)
     assert [finding.rule for finding in found] == ["alarm-not-delivered"]
     assert path.exists()
 
 
 def test_a_webhook_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm_delivery, "_PAUSE_S", 0.05)
-    monkeypatch.setattr(alarm_delivery, "_REQUEST_LIMIT_S", 0.3)
-    monkeypatch.setattr(alarm_delivery, "_CLOSE_LIMIT_S", 0.5)
+    # Longer than the test takes, however busy the machine is.
+    monkeypatch.setattr(alarm_delivery, "_REQUEST_LIMIT_S", 5 * PATIENCE_S)
+    monkeypatch.setattr(alarm_delivery, "_CLOSE_LIMIT_S", 0.1)
     began_s = time.monotonic()
     with silent_server() as url:
         with AlarmDelivery(url) as delivery:
-            for _ in range(300):
-                delivery.send(ALARM)
-            assert time.monotonic() - began_s < 0.25
-            problems = problems_within(delivery, 5)
-            problems += problems_within(delivery, 5)
-        assert time.monotonic() - began_s < 6
-    because = {finding.because for finding in problems}
-    assert because == {
-        "127.0.0.1 did not answer within 300 ms",
-        "100 alarms wait to be sent; newer ones are not",
-    }
+
+            def send_all() -> None:
+                for _ in range(300):
+                    delivery.send(ALARM)
+
+            # The queue stays full: had each to wait for room, no repetition would be quick.
+            assert least_s(send_all, 0.25) < 0.25
+            (found,) = delivery.problems()
+        assert time.monotonic() - began_s < PATIENCE_S
+    assert found.because == "100 alarms wait to be sent; newer ones are not"
+
+
+def test_a_webhook_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_delivery, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(alarm_delivery, "_REQUEST_LIMIT_S", 0.3)
+    with silent_server() as url, AlarmDelivery(url) as delivery:
+        delivery.send(ALARM)
+        (found,) = problems_of(delivery)
+    assert found.because == "127.0.0.1 did not answer within 300 ms"
 
 
 def test_a_command_gets_the_alarm_on_its_stdin(tmp_path: Path) -> None:
@@ -165,7 +174,7 @@ def test_a_command_gets_the_alarm_on_its_stdin(tmp_path: Path) -> None:
     script = f"import sys; open(r'{path}', 'w').write(sys.stdin.read())"
     with AlarmDelivery(command=f'"{sys.executable}" -c "{script}"') as delivery:
         delivery.send(ALARM)
-        assert problems_within(delivery, 0.0) == []
+    assert delivery.problems() == []
     assert json.loads(path.read_text())["finding"]["rule"] == "gpu-xid"
 
 
@@ -173,7 +182,7 @@ def test_a_command_that_fails_is_reported_with_its_last_line() -> None:
     script = "import sys; sys.exit('no such room')"
     with AlarmDelivery(command=f'"{sys.executable}" -c "{script}"') as delivery:
         delivery.send(ALARM)
-        found = problems_within(delivery, 10)
+        found = problems_of(delivery)
     assert [finding.because for finding in found] == ["exit code 1: no such room"]
 
 
@@ -182,7 +191,7 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import time; time.sleep(60)"
     with AlarmDelivery(command=f'"{sys.executable}" -c "{script}"') as delivery:
         delivery.send(ALARM)
-        found = problems_within(delivery, 10)
+        found = problems_of(delivery)
     assert [finding.because for finding in found] == ["it did not end within 500 ms"]
 
 

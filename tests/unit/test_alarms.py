@@ -212,6 +212,26 @@ def test_memory_of_a_card_that_the_run_does_not_use_is_not_its_own() -> None:
     assert "gpu-memory-spilled" not in [alarm.finding.rule for alarm in found]
 
 
+def limited(run: RunSample, left_bytes: int) -> RunSample:
+    """The same in a container that may take so much more memory."""
+    assert run.worker is not None
+    return replace(run, worker=msgspec.structs.replace(run.worker, left_bytes=left_bytes))
+
+
+@pytest.mark.parametrize(("left_bytes", "is_raised"), [(2**40, False), (20 * 2**30, True)])
+def test_memory_of_a_container_runs_out_before_the_computers(
+    left_bytes: int, is_raised: bool
+) -> None:
+    shape, fault = next((shape, fault) for shape, fault in FAULTS if fault.rule == "memory-leak")
+    alarms, found = Alarms(), []
+    for machine, runs in Simulation(shape, fault).samples(int(fault.at_s) + 40):
+        # 20 MB a second: more than an hour's worth.
+        host = HostSample(memory_bytes=2**40, available_bytes=2**39)
+        machine = msgspec.structs.replace(machine, host=host)
+        found += alarms.take(machine, [limited(run, left_bytes) for run in runs])
+    assert [alarm.finding.rule for alarm in found] == ["memory-leak"] * is_raised
+
+
 def test_an_old_reading_of_a_gpu_raises_nothing() -> None:
     alarms = Alarms()
     samples = (msgspec.structs.replace(hot(at), reason="NVML hangs") for at in range(60))

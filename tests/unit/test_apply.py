@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.busy_machine import wait_until
 
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.change_journal import StepBegun, StepOutcome
@@ -363,7 +363,7 @@ def test_entry_is_found_by_its_number() -> None:
 def test_program_that_outlives_flatout_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, go = tmp_path / "late", tmp_path / "go"
+    file, begun, go = (tmp_path / name for name in ("late", "begun", "go"))
     file.write_text("before")
     code = f"""
 import sys
@@ -371,6 +371,7 @@ from flatout.system.changes.apply import apply
 from flatout.schema.plan import *
 program = '''
 import os, time
+open({str(begun)!r}, "w").close()
 while not os.path.exists({str(go)!r}):
     time.sleep(0.05)
 open({str(file)!r}, "w").write("after")
@@ -382,18 +383,16 @@ list(apply(Plan(goal="a goal", steps=(step,))))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
-    while not any(
+    wait_until(begun.exists)
+    assert any(
         isinstance(line, StepBegun) for one in change_journal.entries() for line in one.lines
-    ):
-        time.sleep(0.05)
-    # Its program is started right after that line.
-    time.sleep(0.5)
+    )
     with pytest.raises(UsageError, match="another flatout is changing"):
         undo_newest()
     process.kill()
     # Not waited for: it is a zombie now, which has its number still.
-    while not (reported := next(change_journal.wait_for_program(), "")):
-        time.sleep(0.05)
+    wait_until(lambda: next(change_journal.wait_for_program(), ""))
+    reported = next(change_journal.wait_for_program())
     assert "a program of change 0001 (a goal) to end: flatout was killed" in reported
     with monkeypatch.context() as impatient:
         impatient.setattr(change_journal, "_WAIT_S", 0.2)

@@ -261,6 +261,7 @@ def test_graphs_are_not_tried_where_launches_do_not_count() -> None:
     [
         ({"device": "cpu"}, "CPU"),
         ({"forms_to_capture": ()}, "optimizer's update"),
+        ({"forms_to_capture": (), "not_captured": "a sparse embedding"}, "a sparse embedding"),
         ({"fixed": {"nonfinite_loss": "skip"}}, "waits for its loss"),
         ({"fixed": {"optimizer_implementation": "for-loop"}}, "not as for-loop"),
         ({"fixed": {"precision": "fp16"}}, "fp16"),

@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import msgspec
 import pytest
+from support.busy_machine import has_ended, wait_until
+from support.made_environments import put_environment
 
 from flatout import __version__
 from flatout.compat import torch_needed
@@ -37,13 +38,6 @@ def run_folder(cli: Any) -> RunFolder:
     return RunFolder(path)
 
 
-def wait_for(condition: Any, limit_s: float = 10.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def start(cli: Any, folder: RunFolder, *, is_attached: bool = True) -> worker_process.WorkerProcess:
     return worker_process.start_worker(cli.python, folder, change=None, is_attached=is_attached)
 
@@ -54,11 +48,11 @@ def test_start_worker_gives_it_a_group_of_its_own(cli: Any) -> None:
     try:
         if sys.platform != "win32":
             assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
-        wait_for(folder.metrics.exists)
+        wait_until(folder.metrics.exists)
         assert folder.lock().is_taken()
     finally:
         worker.kill()
-    wait_for(lambda: not folder.lock().is_taken())
+    wait_until(lambda: not folder.lock().is_taken())
 
 
 def test_start_worker_leaves_a_request_to_stop_to_whoever_takes_the_lock(
@@ -75,16 +69,14 @@ def test_start_worker_leaves_a_request_to_stop_to_whoever_takes_the_lock(
 def test_kill_takes_what_the_worker_has_started(cli: Any, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nsleep 60\n")
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nsleep 600\n")
     script.chmod(0o755)
     worker = worker_process.start_worker(str(script), folder, change=None, is_attached=True)
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     pid = int((tmp_path / "pid").read_text())
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL
-    wait_for(
-        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    )
+    wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(
@@ -185,3 +177,23 @@ def test_require_torch_when_there_is_none(
     assert caught.value.rule == "torch-not-installed"
     assert caught.value.fix.startswith("/venv/bin/python -m pip install torch==")
     assert build in caught.value.fix
+
+
+def test_require_torch_when_an_environment_has_it_or_there_is_no_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(tmp_path))
+    # As uv makes environments for tools.
+    monkeypatch.setitem(sys.modules, "pip", None)
+    own = msgspec.structs.replace(machine(), python=sys.executable)
+    with pytest.raises(UsageError) as caught:
+        torch_needed.require_torch(own, (3, 12))
+    assert caught.value.fix == "flatout setup torch; then add --env torch"
+    put_environment("fast", "torch")
+    with pytest.raises(UsageError) as caught:
+        torch_needed.require_torch(own, (3, 12))
+    assert caught.value.fix == "add --env fast"
+    # Another interpreter was asked for.
+    with pytest.raises(UsageError) as caught:
+        torch_needed.require_torch(machine(), (3, 12))
+    assert "-m pip install" in caught.value.fix

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from flatout.cli.commands import serve
 from flatout.cli.main import run
 from flatout.cli.render import show
 from flatout.cluster import files
@@ -23,7 +25,7 @@ from flatout.cluster.compose.env_file import (
     user_in,
     with_setting,
 )
-from flatout.cluster.compose.image import image_files
+from flatout.cluster.compose.image import image_files, requirements_text
 from flatout.cluster.model.cluster import (
     SHARED_GPU,
     ClusterLayout,
@@ -37,6 +39,7 @@ from flatout.schema.environment_facts import ContainerEngine
 from flatout.schema.machine import Cpu, Gpu, Host, Machine, Memory
 
 GIB = 2**30
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 ENGINES: tuple[Engine, ...] = ("ray", "dask", "torchrun")
 NONE = Machine(
     host=Host(os="linux"),
@@ -188,6 +191,19 @@ def test_ingestion_and_inference_share_the_gpu_with_one_rank() -> None:
     services = services_of(laid(ONE_GPU))
     assert devices_of(services["ingestion"]) == devices_of(services["gpu-0"])
     assert devices_of(services["inference"]) == devices_of(services["gpu-0"])
+
+
+def test_inference_serves_the_last_run_with_what_the_image_has() -> None:
+    made = laid(NONE)
+    service = services_of(made)["inference"]
+    words = service["command"].split()
+    assert words[:3] == ["flatout", "serve", "last"]
+    context = serve.command.make_context("serve", words[2:])
+    assert context.params["host"] == "0.0.0.0" and not service.get("ports")
+    assert service["environment"]["FLATOUT_SERVE_TOKEN"] == "${FLATOUT_SERVE_TOKEN:-}"
+    in_image = {line.partition("==")[0] for line in requirements_text(made).splitlines()}
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert {one.partition(">")[0] for one in extras["serve"]} <= in_image
 
 
 def test_no_worker_is_left_where_each_has_a_gpu() -> None:

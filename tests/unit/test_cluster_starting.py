@@ -12,18 +12,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.cluster import containers, ray_jobs
+from flatout import __version__
+from flatout.cluster import containers, ray_jobs, train
 from flatout.cluster.files import Folder
 from flatout.cluster.model.cluster import NodeReport
 from flatout.cluster.ray_jobs import RayHead
-from flatout.errors import RunFailed
+from flatout.errors import RunFailed, UsageError
+from flatout.schema.experiment_spec import SweepRun
 from flatout.schema.finding import Finding
+from flatout.schema.placement import parse_placement
+from flatout.schema.train_request import TrainRequest
 from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
 
 INSPECTED = (Path(__file__).resolve().parents[1] / "cases/cluster/inspect.json").read_text(
     encoding="utf-8"
 )
-REPORT = msgspec.json.encode(NodeReport(node="x", python="3.12.3")).decode()
+REPORT = msgspec.json.encode(
+    NodeReport(node="x", python="3.12.3", versions={"flatout": __version__})
+).decode()
 GAVE_UP = "The current node timed out during startup."
 HEAD, FIRST, SECOND = "172.20.0.2", "172.20.0.3", "172.20.0.4"
 ALL = [(HEAD, "ALIVE"), (FIRST, "ALIVE"), (SECOND, "ALIVE")]
@@ -123,6 +129,23 @@ def test_a_head_that_says_nothing_of_its_nodes_is_reported(tmp_path: Path) -> No
     with pytest.raises(RunFailed) as reported:
         ray_jobs.nodes(RayHead(address="http://127.0.0.1:1"), 1.0)
     assert reported.value.rule == "ray-not-answering"
+
+
+def test_later_trial_of_a_sweep_trains_on_the_nodes_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compose.yaml").touch()
+    (tmp_path / ".env").write_text("COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE=ray\n")
+    monkeypatch.chdir(tmp_path)
+    engine, on = Engine(), parse_placement("cluster")
+    engine.end(list(engine.rows)[-1], at="2026-11-22T10:00:00Z")
+    with pytest.raises(UsageError) as refused:
+        train._where(on, system=engine)
+    assert refused.value.rule == "cluster-not-up"
+    assert train._where(on, is_whole=False, system=engine).head is not None
+    first, second = (SweepRun(id="s", trial=number) for number in (1, 2))
+    assert not TrainRequest(sweep=first).is_later_trial and not TrainRequest().is_later_trial
+    assert TrainRequest(resume="s-002", sweep=second).is_later_trial
 
 
 def started(

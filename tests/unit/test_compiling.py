@@ -15,6 +15,7 @@ from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
+    GateVerdict,
     Interval,
     Load,
     Payback,
@@ -23,7 +24,6 @@ from flatout.schema.tuning import (
     Rung,
     Setting,
     Trial,
-    Verdict,
 )
 from flatout.tune.candidates import candidates
 from flatout.tune.compiled_trials import left_to_compile
@@ -48,8 +48,8 @@ PROFILE = Profile(
     step_s=0.01, start_s=2.0, shares={"optimizer": 0.1}, num_operations=100,
     has_convolutions=True, has_products=True, has_attention=False,
 )  # fmt: skip
-RIGHT = Verdict(checks=(Check(name="gradients", is_passed=True),))
-WRONG = Verdict(checks=(Check(name="gradients", is_passed=False),))
+RIGHT = GateVerdict(checks=(Check(name="gradients", is_passed=True),))
+WRONG = GateVerdict(checks=(Check(name="gradients", is_passed=False),))
 
 
 def offered(setting: Setting, profile: Profile = PROFILE) -> tuple[list[str], dict[str, str]]:
@@ -97,7 +97,7 @@ def test_an_optimizer_that_takes_nothing_is_not_compiled() -> None:
 
 
 def result(
-    gain: float, *, compile_s: float = 9.1, verdict: Verdict | None = RIGHT, low: float = 0.99,
+    gain: float, *, compile_s: float = 9.1, verdict: GateVerdict | None = RIGHT, low: float = 0.99,
     trial: Trial | None = None,
 ) -> Result:  # fmt: skip
     candidate = Candidate(name="compiled", axis=AXIS, changes=CODE, why="", is_compiled=True)

@@ -68,7 +68,7 @@ def ask_bash(shell: Any, line: str) -> list[str]:
         ("flatout train dat", ["data/"]),
         ("flatout train ./mi", ["./mine.py"]),
         ("flatout train digits -s w", ["width="]),
-        ("flatout train mine.py -s ", ["lr=", "mode=", "steps=", "pause="]),
+        ("flatout train mine.py -s ", ["lr=", "mode=", "steps=", "pause=", "hold="]),
         ("flatout train charlm -s size=", ["full", "tiny"]),
         ("flatout train charlm -s size=t", ["tiny"]),
         ("flatout train charlm --size t", ["tiny"]),

@@ -12,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from flatout.doctor.explain import page_by_id
 from flatout.doctor.ruleset import shipped_rules
 from flatout.errors import UsageError
+from flatout.monitor.advice_words import WORDS
 from flatout.system import doc_pages, pager
 from flatout.system.store import error_pages
 
 RULESET = shipped_rules()
 
 ROOT = Path(__file__).resolve().parents[2]
+ADVICE_FILES = [
+    ROOT / "src/flatout/monitor" / name
+    for name in ("advice.py", "advice_lines.py", "script_advice.py")
+]
 PAGES = list(doc_pages.list_pages())
 _LINK = re.compile(r"\]\([^)]*\)")
 
@@ -36,6 +42,19 @@ def test_links_of_a_page_are_commands_that_work(page: str) -> None:
     ids = {*error_pages.read_pages(), *(rule.id for rule in RULESET.rules), "ID", "FILE"}
     for command, name in re.findall(r"`flatout (docs|explain) (\w[\w-]*)`", text):
         assert name in (PAGES + ["PAGE"] if command == "docs" else ids), name
+
+
+def test_every_advice_of_a_profile_is_explained() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in ADVICE_FILES]
+    ids = {found for text in sources for found in re.findall(r'\bid="([a-z0-9-]+)"', text)}
+    assert "tiny-operators" in ids
+    for name in {*ids, *WORDS}:
+        shown = page_by_id(name)
+        assert shown.id == name and "**What to do.**" in shown.text
+        # Sentences, but for names: `compiled=loss`, torch.compile.
+        starts = re.findall(r"\*\*(?:Meaning|What to do)\.\*\* (\S+)", shown.text)
+        assert len(starts) == 2
+        assert all(re.match(r"[A-Z`]|torch", start) for start in starts), name
 
 
 def test_every_page_of_the_documentation_is_there() -> None:

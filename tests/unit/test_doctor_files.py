@@ -60,6 +60,9 @@ def test_recording_of_another_version_is_refused(cli: Any) -> None:
 def test_id_behind_see_is_explained(cli: Any) -> None:
     wrong = cli.run("explain", "wrong-usge")
     assert wrong.returncode == 2 and "did you mean `wrong-usage`?" in wrong.stderr
+    # Only as alike as any two names.
+    for unlike in ("cuda-error", "run-log.txt"):
+        assert "did you mean" not in cli.run("explain", unlike).stderr
     done = cli.run("explain", "nothing-to-explain")
     assert done.returncode == 0 and done.stdout.startswith("nothing-to-explain\n\n**Meaning.**")
     # What it links to is not to be had in a terminal.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
 import pytest
+from support.busy_machine import least_s
 
 from flatout.doctor.hostile_text import HostileText, hostile_texts
 from flatout.doctor.ruleset import shipped_rules
@@ -27,8 +29,7 @@ def test_pattern_is_quick_on_any_text(name: str) -> None:
     pattern = re.compile(PATTERNS[name].pattern or "", re.IGNORECASE)
     slowest_s, slowest = 0.0, HostileText("", "")
     for text in hostile_texts(PATTERNS[name].pattern or "", PATTERNS[name].texts):
-        begun_s = time.process_time()
-        pattern.search(text.whole())
-        took_s = time.process_time() - begun_s
+        # Even the processor time of one thread grows where others share its caches.
+        took_s = least_s(partial(pattern.search, text.whole()), _LIMIT_S, time.thread_time)
         slowest_s, slowest = max((slowest_s, slowest), (took_s, text))
         assert slowest_s < _LIMIT_S, slowest

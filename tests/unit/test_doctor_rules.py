@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
+from support.busy_machine import least_s
 
 from flatout.doctor.diagnose import case_from_machine, case_from_text, diagnose
 from flatout.doctor.rule import Rule
@@ -75,10 +77,13 @@ def test_signature_is_quick_when_the_text_is_hostile(one: Signature) -> None:
     pieces = [*one.texts, "a", " ", "nvidia ", "0.", "/", "\n", ": ", "(found version "]
     for piece in pieces:
         window = (piece * WINDOW_BYTES)[: 2 * WINDOW_BYTES]
-        began = time.process_time()
-        one.match(window)
-        one.match(f"{one.texts[0]} {window}")
-        assert time.process_time() - began < 0.25, piece
+        # Of this thread alone: others of this process may still be at work.
+        assert least_s(partial(match_twice, one, window), 0.25, time.thread_time) < 0.25, piece
+
+
+def match_twice(one: Signature, window: str) -> None:
+    one.match(window)
+    one.match(f"{one.texts[0]} {window}")
 
 
 @pytest.mark.parametrize("one", SIGNATURES, ids=lambda one: one.id)

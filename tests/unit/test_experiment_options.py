@@ -126,6 +126,8 @@ def test_an_option_of_the_command_wins(cli: Any) -> None:
         (["--lr", "1", "-s", "lr=2"], "set-twice", "give it once"),
         (["--lr", "1"], "parameter-missing", "-s data=..."),
         (["--layers", "1"], "wrong-usage", "flatout train typed.py --help"),
+        # As alike as `--use`, but for the dashes that all options share.
+        (["--gpus", "1"], "wrong-usage", "flatout train typed.py --help"),
     ],
 )
 def test_a_wrong_parameter_says_what_there_is(

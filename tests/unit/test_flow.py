@@ -29,7 +29,7 @@ from flatout.system.store.run_folder import create_run
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 SLOW = {"steps": 2000, "pause": 0.02}
 # Nothing here takes seconds; a machine that does thirty other things may.
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def wait_for_line(path: Path, text: str, limit_s: float = LIMIT_S) -> None:
@@ -211,6 +211,7 @@ def test_train_when_the_command_line_is_killed(cli: Any) -> None:
 
 @NOT_ON_WINDOWS
 def test_train_detached_outlives_the_command_line_until_it_is_stopped(cli: Any) -> None:
+    # With pipes, which come to their end only once the worker does not hold them either.
     code, stdout, _ = end(cli.start(*cli.train("--detach", **SLOW)))
     assert code == 0
     assert "flatout show mine-0001 --follow" in stdout
@@ -224,7 +225,7 @@ def test_train_detached_outlives_the_command_line_until_it_is_stopped(cli: Any) 
 
 @NOT_ON_WINDOWS
 def test_show_follow_when_interrupted_leaves_the_run_alone(cli: Any) -> None:
-    end(cli.start(*cli.train("--detach", **SLOW)))
+    cli.run(*cli.train("--detach", **SLOW))
     watcher = cli.start("show", "last", "--follow")
     assert watcher.stdout is not None
     assert any("epoch " in line for line in watcher.stdout)
@@ -259,7 +260,7 @@ def test_resume_when_finished_needs_more_epochs(trained: Any) -> None:
 
 @NOT_ON_WINDOWS
 def test_resume_when_interrupted_while_it_waits(cli: Any) -> None:
-    end(cli.start(*cli.train("--detach", **{**SLOW, "mode": "stubborn"})))
+    cli.run(*cli.train("--detach", **{**SLOW, "mode": "stubborn"}))
     pid = read(cli, "last")["started"]["pid"]
     (cli.runs / "mine-0001" / "stop").touch()
     waiting = cli.start("train", "--resume", "last")
@@ -298,7 +299,7 @@ def test_resume_when_a_folder_from_elsewhere_names_the_interpreter(trained: Any)
 
 @NOT_ON_WINDOWS
 def test_resume_waits_for_a_run_that_is_stopping(cli: Any) -> None:
-    end(cli.start(*cli.train("--detach", **SLOW, mode="held")))
+    cli.run(*cli.train("--detach", **SLOW, mode="held"))
     folder = cli.runs / "mine-0001"
     wait_for_line(folder / "metrics.jsonl", '"step": 3')
     (folder / "stop").touch()

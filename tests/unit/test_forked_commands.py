@@ -37,7 +37,7 @@ def test_command_that_takes_too_long_is_killed(trained: Any) -> None:
     arguments = trained.train(steps=2000, pause=0.02)
     with pytest.raises(subprocess.TimeoutExpired):
         trained.forked.run(
-            arguments, environment=trained.environment(), folder=trained.folder, limit_s=3.0
+            arguments, environment=trained.environment(), folder=trained.folder, limit_s=1.0
         )
     # Its successor is there for others.
     assert trained.run("runs").returncode == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flatout.system.free_memory import free_memory_bytes
+from flatout.system.free_memory import free_memory_bytes, left_in_groups_bytes
 
 
 def written(folder: Path, **texts: str) -> None:
@@ -32,6 +34,15 @@ def test_version_1_has_other_names(tmp_path: Path) -> None:
     written(groups / "memory", memory__limit_in_bytes="700", memory__usage_in_bytes="900",
             memory__stat="total_inactive_file 0")  # fmt: skip
     assert free_memory_bytes(groups, own) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's control groups")
+def test_another_process_has_the_limits_of_its_own_group(tmp_path: Path) -> None:
+    assert left_in_groups_bytes(os.getpid(), tmp_path) is None
+    # The roots, which hold for whatever path the process has; of the version that is in use.
+    written(tmp_path, memory__max="900", memory__current="300", memory__stat="")
+    written(tmp_path / "memory", memory__limit_in_bytes="900", memory__usage_in_bytes="300")
+    assert left_in_groups_bytes(os.getpid(), tmp_path) == 600
 
 
 @pytest.mark.parametrize("text", ["0::/\n", "no such line\n", None])

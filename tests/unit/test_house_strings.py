@@ -27,6 +27,7 @@ TEMPLATES = {
     "monitor/grafana_dashboard.py": "selectors of PromQL, with Grafana's variables",
     "runs/scaffold/sources.py": "pieces of a program that `flatout new` writes",
     "serve/application.py": "paths of routes, with their parameters",
+    "serve/docs_page.py": "the script of the page",
     "serve/openapi_document.py": "paths of routes, with their parameters",
     "setup/env/export.py": "Jupyter's own placeholder in kernel.json",
     "setup/host/windows_script.py": "the template of a request, filled in by format",

@@ -8,13 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from support.busy_machine import wait_until
 
 from flatout import __version__
 from flatout.cluster import node_end, rank_assignment
@@ -23,7 +23,6 @@ from flatout.cluster.node_job import NodeJob, NodePart
 from flatout.errors import UsageError
 from flatout.schema.change import Change
 from flatout.schema.placement import RANK_DIED
-from flatout.system import clock
 from flatout.system.store import shutdown_grace
 from flatout.system.store.run_folder import RunFolder
 
@@ -105,7 +104,7 @@ def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, 
 def test_a_training_goes_on_when_the_command_line_is_killed(
     cli: Any, cluster: dict[str, str]
 ) -> None:
-    slow = ["-s", "steps=400", "-s", "pause=0.02"]
+    slow = ["-s", "steps=4000", "-s", "pause=0.02"]
     process = cli.start("train", cli.experiment, "--on", "cluster", *slow, **cluster)
     metrics = cli.runs / "mine-0001" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text())
@@ -115,19 +114,25 @@ def test_a_training_goes_on_when_the_command_line_is_killed(
     wait_until(lambda: metrics.stat().st_size > before)
     # And it is stopped by the run's folder, as any other.
     assert cli.run("runs", "stop", "mine-0001").returncode == 0
-    again = cli.run("train", "--resume", "last", "--on", "cluster", "--epochs", "90", **cluster)
+    # An epoch has two steps.
+    trained = max(json.loads(line)["step"] for line in metrics.read_text().splitlines())
+    epochs = str(trained // 2 + 5)
+    again = cli.run("train", "--resume", "last", "--on", "cluster", "--epochs", epochs, **cluster)
     assert again.returncode == 0, again.stderr
     assert "--change" in launches(cluster)[-1]
 
 
 def test_a_lost_node_is_left_out_of_the_next_start(cli: Any, cluster: dict[str, str]) -> None:
-    words = ["-s", "mode=die", "-s", "steps=20", "-s", "pause=0.1"]
+    hold = cli.folder / "hold"
+    hold.touch()
+    words = ["-s", "mode=die", "-s", f"hold={hold}"]
     process = cli.start("train", cli.experiment, "--on", "cluster", "--json", *words, **cluster)
     folder = cli.runs / "mine-0001"
     metrics = folder / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and '"step": 2' in metrics.read_text())
+    wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text())
     Path(cluster["FAKE_LOST"]).write_text("/flatout-lab_worker_2")
-    stdout, stderr = process.communicate(timeout=60)
+    hold.unlink()
+    stdout, stderr = process.communicate(timeout=120)
     # The fake rank dies again each time: three starts again, none of them on the lost node.
     assert process.returncode == 1, stdout
     assert "worker-died" in stderr
@@ -285,7 +290,7 @@ def test_end_leaves_other_runs_alone(tmp_path: Path) -> None:
     try:
         wait_until(lambda: str(tmp_path / "one") in psutil.Process(mine.pid).cmdline())
         assert node_end.end_all(str(tmp_path / "one")) == 1
-        assert mine.wait(10) == -signal.SIGKILL and other.poll() is None
+        assert mine.wait(120) == -signal.SIGKILL and other.poll() is None
     finally:
         mine.kill()
         other.kill()
@@ -356,10 +361,3 @@ def test_variables_of_a_node_hold() -> None:
         [(node("a", variables={"OMP_NUM_THREADS": "5"}), 1)], "/r", Change()
     )
     assert part.variables == {}, "what compose.yaml says holds"
-
-
-def wait_until(is_so: Any, limit_s: float = 30.0) -> None:
-    end = clock.elapsed_s() + limit_s
-    while not is_so():
-        assert clock.elapsed_s() < end
-        time.sleep(0.02)

@@ -32,12 +32,14 @@ client = socket.create_connection(server.getsockname())
 accepted, _ = server.accept()
 TcpKeepalive(1.0)
 set_up(False)
+begin_s = time.monotonic()
 client.sendall(b"here")
 client.settimeout(60)
 try:
     print(client.recv(1))
 except OSError as error:
     print(error)
+print(time.monotonic() - begin_s)
 """
 IN_ITS_OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 
@@ -92,7 +94,7 @@ def test_who_reads_nothing_is_waited_for() -> None:
                 num_sent += client.send(bytes(1 << 20))
         time.sleep(3.0)
         client.setblocking(True)
-        accepted.settimeout(10)
+        accepted.settimeout(120)
         while num_sent > 0:
             num_sent -= len(accepted.recv(1 << 20))
         client.sendall(b"here")
@@ -109,10 +111,11 @@ def _has_networks() -> bool:
 
 @pytest.mark.skipif(not _has_networks(), reason="needs the right to make a network of its own")
 def test_what_is_cut_off_while_something_is_under_way_ends() -> None:
-    begin_s = time.monotonic()
     done = subprocess.run(
         [*IN_ITS_OWN_NETWORK, sys.executable, "-c", CUT],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
-    assert done.stdout == "b''\n", done.stderr
-    assert 1.0 < time.monotonic() - begin_s < 30
+    assert done.returncode == 0, done.stderr
+    received, took_s = done.stdout.splitlines()
+    assert received == "b''"
+    assert 0.9 < float(took_s) < 30

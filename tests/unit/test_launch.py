@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.busy_machine import has_ended, wait_until
 
 from flatout.cluster.local_launch import launch
 from flatout.cluster.node_processes import NodeCommand, NodeProcesses, free_addresses
@@ -115,24 +116,15 @@ def test_limit_ends_all_nodes(tmp_path: Path) -> None:
 
 
 def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
-    import psutil
-
     (tmp_path / "s.py").write_text(LEAVES_A_CHILD)
     reported = tmp_path / "child"
     with NodeProcesses(
         [NodeCommand(argv=(sys.executable, str(tmp_path / "s.py"), str(reported)))],
         tmp_path / "logs",
     ):
-        until_s = clock.elapsed_s() + 30
-        while not (reported.exists() and reported.read_text()) and clock.elapsed_s() < until_s:
-            clock.sleep_s(0.05)
+        wait_until(lambda: reported.exists() and reported.read_text())
     child = int(reported.read_text())
-    until_s = clock.elapsed_s() + 10
-    while psutil.pid_exists(child) and clock.elapsed_s() < until_s:
-        if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
-            break
-        clock.sleep_s(0.05)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    wait_until(lambda: has_ended(child))
 
 
 def test_none_runs_where_one_cannot_be_started(tmp_path: Path) -> None:

@@ -135,7 +135,9 @@ def test_a_list_at_80_columns(cli: Any) -> None:
     assert "pause=0.001 steps=4 lr=0.3 mode=warn" in piped and "created" in piped
     document = json.loads(cli.run("runs", "--json", "--sort", "-accuracy").stdout)
     assert [run["header"]["id"] for run in document][0] == "a-run-with-a-name-0"
-    assert document[0]["parameters"] == {"lr": 0.01, "mode": "finish", "steps": 8, "pause": 0.02}
+    assert document[0]["parameters"] == {
+        "lr": 0.01, "mode": "finish", "steps": 8, "pause": 0.02, "hold": "",
+    }  # fmt: skip
     assert document[0]["changed"] == ["lr", "steps"] and document[0]["duration_s"] == 1.0
 
 

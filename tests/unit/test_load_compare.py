@@ -16,6 +16,7 @@ from flatout.schema.loadtest import (
     LoadSecond,
     LoadSettings,
     LoadStep,
+    ServerLoad,
 )
 from flatout.serve import load_compare, load_report
 
@@ -177,6 +178,27 @@ def test_report_when_a_server_sends_markup(tmp_path: Path) -> None:
     for title in ("Latency over throughput", "Answers over time", "Latency over time", "Errors"):
         assert title in page
     assert "http-equiv" in page and "src=" not in page
+
+
+def test_report_when_a_flatout_server_says_how_it_was() -> None:
+    file = load_file(100, 0.02)
+    server = ServerLoad(num_batches=1234, mean_batch=7.5, mean_queue_s=0.003, max_queue_depth=17)
+    step = msgspec.structs.replace(file.steps[0], server=server, server_cpus=1.5)
+    page = load_report.page(msgspec.structs.replace(file, steps=(step, step)))
+    for text in ("Queue and batches", "1,234", "7.5", "17 requests", "1.50"):
+        assert text in page
+    # In the table of loads, too.
+    assert page.count("<td>7.5</td>") == 3
+
+
+def test_report_when_names_are_hostile() -> None:
+    file = load_file(100, 0.02)
+    evil = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
+    settings = msgspec.structs.replace(file.settings, url=f"http://a/{evil}", model=evil)
+    file = msgspec.structs.replace(file, settings=settings, machine=evil, warnings=(evil,))
+    page = load_report.page(file)
+    assert "<script" not in page and "<img" not in page
+    assert page.count("</title>") == 1
 
 
 def test_report_when_nothing_was_measured() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def test_target_when_it_is_only_read() -> None:
     assert server.asked[-1].path == "/health/live"
 
 
+@pytest.mark.parametrize("path", ["/first-3fa9c1", "/first-3fa9c1/predict"])
+def test_target_when_a_flatout_server_is_below_a_path(path: str) -> None:
+    def reply(asked: Asked) -> Reply:
+        own = asked.path.removeprefix("/first-3fa9c1")
+        if own == asked.path:
+            return Reply(status=404)
+        return flatout_pages(dataclasses.replace(asked, path=own)) or Reply()
+
+    with load_server(reply) as server:
+        target = found(server.url + path)
+    assert target.base == server.url + "/first-3fa9c1"
+    assert target.url == target.base + "/predict"
+    assert target.server == "flatout 0.1.0" and target.bodies == (b'{"inputs":[[1,2]]}',)
+
+
 def test_target_when_inputs_are_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": 2}\n')
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
@@ -85,6 +101,21 @@ def test_target_when_headers_and_a_token_are_given(tmp_path: Path) -> None:
     assert target.headers["X-Key"] == "a:b"
     assert server.asked[0].headers["authorization"] == "Bearer secret"
     assert server.asked[-1].headers["authorization"] == "Bearer kept"
+
+
+def test_target_when_headers_are_written_in_lower_case() -> None:
+    headers = ("content-type: text/csv", "host: example.com", "user-agent: mine", "x-key: a")
+    with load_server(flatout_server) as server:
+        target = found(server.url, headers=headers)
+    assert target.headers == {
+        "User-Agent": "mine", "Content-Type": "text/csv", "Host": "example.com", "x-key": "a",
+    }  # fmt: skip
+
+
+def test_input_when_it_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "latin.json").write_bytes('"señal"'.encode("latin-1"))
+    error = rule_of(LoadRequest(url="http://127.0.0.1:9", input=str(tmp_path / "latin.json")))
+    assert error.rule == "loadtest-bad-input" and "UTF-8" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +248,9 @@ def test_metrics_when_read_twice() -> None:
     assert load.mean_queue_s == pytest.approx(1 / 80)
 
 
-def test_metrics_when_the_server_was_restarted() -> None:
-    texts = [
-        METRICS.format(batches=20, samples=100, seconds=2.0),
-        METRICS.format(batches=10, samples=20, seconds=1.0),
-    ]
+@pytest.mark.parametrize("counts", [(20, 10), (20, 10, 30)])
+def test_metrics_when_the_server_was_restarted(counts: tuple[int, ...]) -> None:
+    texts = [METRICS.format(batches=one, samples=5 * one, seconds=one / 10) for one in counts]
     load = load_between(list(map(parsed, texts)), [])
     assert load is not None and load.mean_batch is None and load.max_queue_depth is None
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.made_environments import PIN, put_environment
 
 from flatout.cli.main import run
 from flatout.errors import UsageError
-from flatout.schema.environment import EnvironmentSpec, MadeEnvironment, Pin, SmokeTestResult
+from flatout.schema.environment import MadeEnvironment
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.machine import Machine
 from flatout.schema.run import RunHeader
@@ -27,8 +28,6 @@ from flatout.system.paths import environments_folder, runs_folder
 from flatout.system.probes.machine import probe
 from flatout.system.store import environment_folder, environments, run_folder
 
-PIN = Pin(name="jax", version="0.9.0", url="", sha256="a" * 64)
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -40,30 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(name: str, folder: Path | None = None) -> MadeEnvironment:
-    """An environment that is whole, as far as its record goes."""
-    folder = folder or environments_folder() / name
-    made = MadeEnvironment(
-        name=name,
-        folder=str(folder),
-        python=sys.executable,
-        python_version="3.12",
-        version="0.9.0",
-        cuda="cpu",
-        index=None,
-        installer="pip",
-        machine="driver none",
-        spec=EnvironmentSpec(framework="jax"),
-        pins=(PIN,),
-        size_bytes=5,
-        made_at="2026-01-01",
-        proof=SmokeTestResult(
-            device="cpu", version="0.9.0", losses=(1.0,), deviation=0, tolerance=1, at=""
-        ),
-    )
-    environments.begin(name, folder)
-    (folder / "file").write_text(name)
-    environments.finish(made, "")
-    return made
+    return put_environment(name, "jax", folder)
 
 
 def refused(name: str, folder: Path) -> str:

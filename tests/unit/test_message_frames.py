@@ -57,6 +57,11 @@ def test_something_else_than_a_message_is_refused(sent: bytes) -> None:
         buffer.next()
 
 
+def test_a_message_that_the_other_end_would_refuse_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="a message has"):
+        frame(msgspec.msgpack.Encoder(), Piece(id=1, text="x" * 1000), most_bytes=100)
+
+
 def test_child_reads_until_the_end() -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.busy_machine import wait_until
+from support.free_port import free_port
 
 from flatout.schema.run_lines import Started
 from flatout.system.atomic_files import Lines
@@ -23,11 +25,6 @@ from flatout.system.store.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_WINDOWS = sys.platform == "win32"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -43,10 +40,10 @@ def monitoring(cli: Any, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def metrics(port: int) -> str:
     """What the exporter gives, as soon as it has a sample."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 text = answer.read().decode()
             if text:
                 return str(text)
@@ -57,7 +54,7 @@ def metrics(port: int) -> str:
 def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str, str]:
     """Exit code and outputs after a signal."""
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout, stderr
 
 
@@ -138,13 +135,6 @@ def test_a_dead_worker_is_an_alarm_and_a_dead_webhook_holds_up_nothing(cli: Any)
     assert stderr.count("an alarm was not delivered to the webhook") == 1
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 def _num_samples(text: str) -> float:
     line = next(one for one in text.splitlines() if one.startswith("flatout_monitor_samples_total"))
     return float(line.split()[1])
@@ -209,14 +199,14 @@ def test_the_live_line_keeps_to_one_line(cli: Any, columns: int) -> None:
     os.close(theirs)
     text = b""
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while text.count(b"GPU 0") < 3 and time.monotonic() < until:
             text += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 text += part
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         os.close(ours)

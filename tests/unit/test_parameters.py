@@ -120,6 +120,8 @@ def test_parse_parameters_when_the_last_definition_wins() -> None:
     [
         ("def experimnt(): ...\ndef other(): ...", "its functions are: experimnt, other"),
         ("async def experiment(): ...", "is an async function"),
+        ("experiment = Experiment(model=Net)", "is a variable"),
+        ("experiment: Experiment = make()", "is a variable"),
         ("x = 1", None),
         ("class A:\n    def experiment(self): ...", None),
     ],

@@ -158,7 +158,7 @@ def test_lifeline_ends_with_its_own_input_whatever_is_put_in_its_place() -> None
     process.stdout.readline()
     process.stdin.close()
     try:
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

@@ -184,7 +184,7 @@ def test_a_matplotlib_that_is_broken_is_reported(
 
 @needs_matplotlib
 def test_train_draws_when_all_is_said(cli: Any) -> None:
-    cli.has_plots = True
+    cli.missing = ()
     done = cli.run(*cli.train(mode="classify"))
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
@@ -194,7 +194,7 @@ def test_train_draws_when_all_is_said(cli: Any) -> None:
 
 @needs_matplotlib
 def test_train_does_not_fail_when_nothing_can_be_drawn(cli: Any) -> None:
-    cli.has_plots = True
+    cli.missing = ()
     cli.run(*cli.train(steps=2))
     plots_folder = cli.runs / "mine-0001" / "plots"
     log = cli.runs / "mine-0001" / "worker.log"
@@ -213,7 +213,7 @@ def test_train_does_not_fail_when_nothing_can_be_drawn(cli: Any) -> None:
 @needs_matplotlib
 def test_show_draws_a_run_that_has_not_ended(cli: Any) -> None:
     cli.run(*cli.train(mode="die"))
-    cli.has_plots = True
+    cli.missing = ()
     done = cli.run("show", "last", "--plots")
     assert done.returncode == 0, done.stderr
     assert "curves.png in " in done.stderr and not done.stdout

@@ -79,7 +79,7 @@ def test_predict_ends_with_all_it_started_on_ctrl_c(trained: Any) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=120)
     assert (process.returncode, stderr.splitlines()[-1]) == (130, "interrupted")
     assert not psutil.pid_exists(int(mark.read_text()))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.busy_machine import least_s
 
 from flatout.schema.machine import Machine
 from flatout.system.host_system import LocalSystem, RecordedSystem, SystemRecording
@@ -90,13 +90,12 @@ def test_probe_survives_json_both_ways_when_here() -> None:
     assert machine.memory.total_bytes
 
 
+@pytest.mark.timing
 def test_probe_is_quick_when_there_is_no_gpu() -> None:
     system = LocalSystem()
     if probe(system).gpus:
         pytest.skip("needs a machine without a GPU")
-    began = time.perf_counter()
-    probe(system)
-    assert time.perf_counter() - began < 0.3
+    assert least_s(lambda: probe(system), 0.3) < 0.3
 
 
 def test_probe_asks_another_interpreter_when_reported() -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.busy_machine import least_s
 
 from flatout.schema.driver import KernelModule
 from flatout.schema.environment_facts import ContainerEngine, ProcessLimits
@@ -56,12 +57,13 @@ def test_run_together_when_one_fails_and_one_hangs() -> None:
 
     release = threading.Event()
     began = time.perf_counter()
-    reported = run_together({"a": lambda: 1, "b": fail, "c": lambda: release.wait(60)}, 0.3)
-    assert time.perf_counter() - began < 10
+    reported = run_together({"a": lambda: 1, "b": fail, "c": lambda: release.wait(60)}, 1.0)
+    # Not as long as the one that hangs.
+    assert time.perf_counter() - began < 30
     release.set()
     assert reported["a"] == 1
     assert reported["b"] == Unread("a bug in flatout: ValueError: no")
-    assert reported["c"] == Unread("no answer within 0.3 s")
+    assert reported["c"] == Unread("no answer within 1 s")
 
 
 OPEN = (
@@ -339,10 +341,9 @@ def test_examine_gives_a_reason_where_nothing_is_to_be_read() -> None:
 
 def test_examine_this_machine_is_quick() -> None:
     examine(LocalSystem())
-    began = time.process_time()
-    examine(LocalSystem())
-    # What this process itself does; how long others take depends on who else computes.
-    assert time.process_time() - began < 1
+    # What this process itself does, and its threads: how long others take depends on who else
+    # computes.
+    assert least_s(lambda: examine(LocalSystem()), 1.0, time.process_time) < 1
 
 
 @given(st.text())

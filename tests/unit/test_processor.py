@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from flatout.system.cpu_name import cpu_quota, num_usable_cores
+from flatout.system.cpu_name import num_usable_cores
+from flatout.system.usable_cpus import cpu_quota, num_usable_cpus
 
 CASES: dict[str, tuple[dict[str, str], float]] = {
     "no cgroups": ({}, math.inf),
@@ -62,3 +65,14 @@ def test_quota_is_read(name: str, tmp_path: Path) -> None:
 
 def test_there_is_a_core() -> None:
     assert num_usable_cores() >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose")
+def test_cpus_are_only_those_of_the_affinity() -> None:
+    everywhere = os.sched_getaffinity(0)
+    assert 1 <= num_usable_cores() <= num_usable_cpus() <= len(everywhere)
+    os.sched_setaffinity(0, {min(everywhere)})
+    try:
+        assert num_usable_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, everywhere)

@@ -23,11 +23,13 @@ def spin(seconds: float) -> int:
 
 def test_sampler_finds_the_lines_in_which_the_time_goes() -> None:
     sampler = LineSampler()
+    began_s = time.perf_counter()
     with sampler.running():
         spin(0.15)
+    took_s = time.perf_counter() - began_s
     lines = sampler.lines(1)
     own = sum(line.seconds for line in lines if line.function == "spin")
-    assert 0.1 < own < 0.25
+    assert 0.1 < own < took_s
     assert {Path(line.file).name for line in lines} == {"test_profile_lines.py"}
     # The loop, not its function.
     assert lines[0].loop is not None
@@ -50,8 +52,9 @@ def test_sampler_counts_nothing_when_it_does_not_run() -> None:
     sampler = LineSampler()
     with sampler.running():
         pass
+    before = sampler.lines(1)
     spin(0.05)
-    assert all(line.seconds < 0.03 for line in sampler.lines(1))
+    assert sampler.lines(1) == before
 
 
 needs_timer = pytest.mark.skipif(sys.platform == "win32", reason="needs a timer of POSIX")

@@ -108,6 +108,17 @@ def test_advice_says_what_was_predicted_and_measured() -> None:
     assert shown["  do"] == "--use memory_format=channels_last"
     assert shown["  predicted"].startswith("x1.82 [")
     assert shown["  measured"].startswith("x1.50 [1.40, 1.60]")
+    assert shown["  see"] == "flatout explain slow-layout"
+    assert shown["  see"] in page(report(advice=(advice,)))
+
+
+@pytest.mark.parametrize(("high", "is_said"), [(0.62, True), (1.02, False)])
+def test_advice_that_made_steps_slower_is_not_recommended(high: float, is_said: bool) -> None:
+    advice = next(one for one in whole().advice if one.id == "slow-layout")
+    measured = Interval(middle=0.57, low=0.52, high=high)
+    advice = msgspec.structs.replace(advice, measured=measured)
+    assert ("slower: do not use it" in dict(advice_lines(1, advice))["  measured"]) is is_said
+    assert ("slower: do not use it" in page(report(advice=(advice,)))) is is_said
 
 
 def test_cut_keeps_what_fits() -> None:

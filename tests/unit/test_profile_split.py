@@ -85,6 +85,11 @@ def test_split_takes_the_length_of_parts_from_plain_steps() -> None:
     assert sum(value for value in found.values() if value) == pytest.approx(10 * MS)
 
 
+def test_operators_of_the_optimizer_are_not_among_those_of_a_step() -> None:
+    # addmm, mm and add_: neither what only calls them, nor the optimizer's kernel.
+    assert profile_report(cpu_step(), plain(10 * MS)).num_operators == 3
+
+
 def test_split_leaves_out_what_a_cpu_does_not_have() -> None:
     report = profile_report(cpu_step(), plain(10 * MS))
     absent = {one.part: one.reason for one in report.split if one.seconds is None}

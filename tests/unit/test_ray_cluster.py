@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.forked_commands import without
 
 from flatout import __version__
 from flatout.engine.ingest import executors
@@ -287,15 +287,14 @@ def test_what_ray_says_is_one_line() -> None:
 def test_a_launcher_that_cannot_start_says_why_in_the_run(
     words: tuple[str, ...], rule: str, tmp_path: Path
 ) -> None:
-    if rule == "ray-not-installed" and find_spec("ray") is not None:
-        pytest.skip("Ray is here; this is about an environment without it")
     header = RunHeader(
         id="mine-0001", created_at=0.0, flatout_version=__version__, python="",
         spec=ExperimentSpec(name="mine"),
     )  # fmt: skip
     folder: RunFolder = create_run(header, tmp_path)
+    launch = f"import runpy, sys; {without(['ray'])}runpy.run_module('flatout.engine.launch', "
     done = subprocess.run(
-        [sys.executable, "-m", "flatout.engine.launch", str(folder.path), *words],
+        [sys.executable, "-c", launch + "run_name='__main__')", str(folder.path), *words],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.busy_machine import wait_until
 
 from flatout.monitor import recorder
 from flatout.runs import top
@@ -149,13 +150,6 @@ def test_process_that_is_gone_has_a_reason() -> None:
     assert gone.name is None and "ended" in gone.unread["name"]
 
 
-def wait_for(is_reached: Callable[[], bool], limit_s: float = 20) -> None:
-    until = time.monotonic() + limit_s
-    while not is_reached():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
 def test_findings_of_the_recorder_reach_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +167,7 @@ def test_findings_of_the_recorder_reach_the_run(
         return bool(found)
 
     with RunRecorder(tmp_path) as running:
-        wait_for(has_found)
+        wait_until(has_found)
     assert found == [FINDING]
     assert running._process is not None and running._process.returncode == 0
 
@@ -190,7 +184,7 @@ def test_recorder_that_cannot_start_or_dies_disturbs_nothing(
     monkeypatch.setattr(run_recorder, "_STARTS_AFTER_S", 0.01)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with RunRecorder(tmp_path) as running:
-        running._thread.join(5)
+        running._thread.join(120)
         assert running.findings() == []
 
 
@@ -211,7 +205,7 @@ def test_recorder_writes_samples_until_its_stdin_is_closed(
         stdin=subprocess.PIPE,
     )
     path = RunFolder(tmp_path).samples
-    wait_for(lambda: any(read_samples(path)))
+    wait_until(lambda: any(read_samples(path)))
     assert child.stdin is not None
     child.stdin.close()
-    assert child.wait(5) == 0
+    assert child.wait(120) == 0

@@ -93,7 +93,7 @@ def test_create_run_when_two_processes_want_the_same_id(tmp_path: Path) -> None:
         )
         for _ in range(4)
     ]
-    reported = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
+    reported = sorted(process.communicate(timeout=120)[0].strip() for process in processes)
     assert reported == ["made", "run-exists", "run-exists", "run-exists"]
     assert os.listdir(tmp_path) == ["digits-0001"]
 

@@ -9,12 +9,12 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.busy_machine import wait_until
 
 from flatout.errors import UsageError
 from flatout.schema.experiment_spec import ExperimentSpec
@@ -138,13 +138,14 @@ def test_remove_run_before_its_worker_has_the_lock(home: Path) -> None:
 
 
 def test_rm_while_a_worker_is_only_beginning(cli: Any) -> None:
-    process = cli.start(*cli.train(mode="slow-start"))
-    end = time.monotonic() + 30
-    while not (cli.runs / "mine-0001").exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    hold = cli.folder / "hold"
+    hold.touch()
+    process = cli.start(*cli.train(mode="slow-start", hold=hold))
+    wait_until((cli.runs / "mine-0001").exists)
     done = cli.run("runs", "rm", "mine-0001", "--yes")
     assert (done.returncode, "explain run-in-use" in done.stderr) == (2, True)
-    assert process.wait(60) == 0
+    hold.unlink()
+    assert process.wait(180) == 0
     assert cli.run("runs", "rm", "mine-0001", "--yes").returncode == 0
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.busy_machine import wait_until
 
 from flatout.monitor.machine_use import machine_use
 from flatout.monitor.recorder import is_due
@@ -119,7 +118,7 @@ def test_host_counts_from_the_second_sample_on(tmp_path: Path) -> None:
 def test_demo_is_the_same_at_the_same_time_and_says_what_it_is() -> None:
     assert demo_sample(1000.0) == demo_sample(1000.0)
     with MachineSampler("demo") as sampler:
-        sampler.wait(5)
+        sampler.wait(120)
         sample = sampler.take()
     assert sample.source == "demo" and len(sample.gpus) == 2
     # The first card reports all that there is.
@@ -226,11 +225,11 @@ def test_reading_of_nvidia_smi_is_not_the_present_one_for_long(tmp_path: Path) -
     reader = _SmiReader(LocalSystem(), str(program), 5.0)
     began_s = elapsed_s()
     assert reader.take(began_s, "no NVML").gpus == ()
-    _wait_until(lambda: not reader.is_busy)
+    wait_until(lambda: not reader.is_busy)
     assert len(reader.take(began_s + 1.0, "no NVML").gpus) == 1
     late = reader.take(began_s + 3600.0, "no NVML")
     assert late.gpus == () and "last read 3600 s ago" in (late.reason or "")
-    _wait_until(lambda: not reader.is_busy)
+    wait_until(lambda: not reader.is_busy)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
@@ -239,10 +238,10 @@ def test_nvidia_smi_that_does_not_end_is_started_only_once(tmp_path: Path) -> No
     program.write_text(f"#!/bin/sh\necho x >> {started}\nread line\n")
     program.chmod(0o755)
     with subprocess.Popen([str(program)], stdin=subprocess.PIPE) as stuck:
-        _wait_until(started.exists)
+        wait_until(started.exists)
         reader = _SmiReader(LocalSystem(), str(program), 5.0)
         assert "has not responded" in (reader.take(elapsed_s(), "no NVML").reason or "")
-        _wait_until(lambda: not reader.is_busy)
+        wait_until(lambda: not reader.is_busy)
         stuck.kill()
     assert started.read_text() == "x\n"
 
@@ -266,12 +265,6 @@ def test_no_second_child_while_one_is_stuck_in_the_driver() -> None:
     sampler._tend_child(elapsed_s() + 1000.0)
     assert sampler._child is not None
     sampler.close()
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = elapsed_s() + 10
-    while not is_so() and elapsed_s() < until:
-        time.sleep(0.02)
 
 
 def test_memory_of_others_is_unknown_where_processes_are_not_listed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import RunFailed
-from flatout.system.store.jsonl_scan import each_line, last_line
+from flatout.system.store.jsonl_scan import each_line, each_part, last_line
 
 WORDS = st.sampled_from(["progress", "validated", "epochended", "pro"])
 
@@ -45,6 +45,36 @@ def test_lines_when_the_file_is_larger_than_a_block(tmp_path: Path) -> None:
     for word, step in ((b"", 11_999), (b'"validated"', 9_999)):
         line = last_line(path, dict[str, Any], word)
         assert line is not None and line["step"] == step
+
+
+def test_parts_are_read_on_where_the_last_one_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with open(path, "w") as file:
+        for step in range(3_000):
+            kind = "validated" if step % 1000 == 999 else "progress"
+            file.write(json.dumps({"kind": kind, "step": step, "more": "x" * 900}) + "\n")
+        file.write('{"kind": "validated", "step"')
+    parts = list(each_part(path, dict[str, Any], [b'"validated"'], 0))
+    assert len(parts) > 2 and parts[-1][1] == path.read_bytes().rindex(b"\n") + 1
+    assert [line["step"] for lines, _ in parts for line in lines] == [999, 1999, 2999]
+    for lines, end in parts:
+        rest = list(each_part(path, dict[str, Any], [b'"validated"'], end))
+        later = [line for lines, at in parts if at > end for line in lines]
+        assert [line for lines, _ in rest for line in lines] == later
+    # Cut back and grown again since, a file may have a line there: it is left out.
+    (found, _) = next(each_part(path, dict[str, Any], [b"step"], 10))
+    assert found[0]["step"] == 1
+
+
+def test_parts_when_a_torn_line_is_completed_in_between(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st')
+    parts = each_part(path, dict[str, Any], [b""], 0)
+    assert next(parts) == ([{"step": 1}], 12)
+    with open(path, "ab") as file:
+        file.write(b'ep": 2}\n')
+    assert list(parts) == []
+    assert list(each_part(path, dict[str, Any], [b""], 12)) == [([{"step": 2}], 24)]
 
 
 def test_lines_when_there_is_no_file(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
+    GateVerdict,
     Interval,
     Load,
     Profile,
     Result,
     Trial,
-    Verdict,
 )
 from flatout.tune.problem import Problem
 from flatout.tune.search import LEAST_GAIN, next_move, priced
@@ -84,7 +84,7 @@ def measured(trial: Trial, speed: Speed, wrong: tuple[str, ...], error: float) -
         ),
         samples_per_s=1000.0 * speed(trial.changes),
         incumbent_samples_per_s=1000.0 * before,
-        verdict=Verdict(checks=(Check(name="gradients", is_passed=is_right),)),
+        verdict=GateVerdict(checks=(Check(name="gradients", is_passed=is_right),)),
     )
 
 

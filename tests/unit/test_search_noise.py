@@ -17,12 +17,12 @@ from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
+    GateVerdict,
     Interval,
     Load,
     Profile,
     Result,
     Trial,
-    Verdict,
 )
 from flatout.tune.problem import Problem
 from flatout.tune.search import next_move
@@ -37,7 +37,7 @@ LEAST_SPEED = 0.98
 # Of all searches, how many may be.
 MOST_SLOWER = 0.01
 
-RIGHT = Verdict(checks=(Check(name="gradients", is_passed=True),))
+RIGHT = GateVerdict(checks=(Check(name="gradients", is_passed=True),))
 PROFILE = Profile(
     step_s=0.005, start_s=2.0, shares={}, num_operations=10, has_convolutions=True,
     has_products=True, has_attention=False,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from serving_soak import Soak, Swap, allowed_models, growth, judged
+from serving_soak import LARGEST_GROWTH, Soak, Swap, allowed_models, growth, judged
 from soak_timeline import Reading, timeline
 from support import http_load
+from support.busy_machine import first_good
 from support.load_server import Asked, Reply, load_server
 
 SWAPS = (Swap(1, 100.0, 110.0), Swap(0, 200.0, 210.0))
@@ -59,6 +60,9 @@ def test_growth_when_memory_is_flat_or_grows() -> None:
     found = growth([(at, value * (1 + 0.1 * at / 495)) for at, value in flat])
     assert found is not None and 0.08 < found[1] < found[0] < 0.11
     assert growth(flat[:5]) is None
+    # Three minutes at 1,200 requests a second that leave 20 bytes each.
+    found = growth([(at, 6.7e7 + 20 * 1200 * at) for at in range(20, 180, 5)])
+    assert found is not None and found[1] > LARGEST_GROWTH
 
 
 def test_timeline_when_a_backlog_is_worked_off() -> None:
@@ -95,12 +99,27 @@ def run(server_port: int, **changes: object) -> http_load.LoadResult:
     return asyncio.run(http_load.run(http_load.Job(**options)))  # type: ignore[arg-type]
 
 
+def is_quick(result: http_load.LoadResult) -> bool:
+    return result.answers_per_s > 80 and result.p50_s is not None and result.p50_s < 0.05
+
+
 def test_generator_when_answers_take_20_ms() -> None:
     with load_server(lambda asked: Reply(delay_s=0.02)) as server:
-        result = run(server.port, users=4)
-    assert 80 < result.answers_per_s <= 200
-    assert result.p50_s is not None and 0.02 <= result.p50_s < 0.05
+        # Other programs only make it slower.
+        result = first_good(lambda: run(server.port, users=4), is_quick)
+    assert is_quick(result)
+    assert result.answers_per_s <= 200
+    assert result.p50_s is not None and result.p50_s >= 0.02
     assert result.statuses == {"200": result.num_requests}
+
+
+def test_generator_when_all_connections_are_used_before_a_schedule() -> None:
+    with load_server(lambda asked: Reply(delay_s=0.1)) as server:
+        result = run(server.port, users=24, rate_per_s=10.0, fill_s=0.5)
+        num_asked = len(server.asked)
+    # Those before the schedule are not counted.
+    assert 9 <= result.num_requests <= 11
+    assert num_asked >= 24 + result.num_requests
 
 
 def test_generator_when_answers_are_known(tmp_path: Path) -> None:
@@ -121,30 +140,41 @@ def test_generator_when_answers_are_known(tmp_path: Path) -> None:
     assert all((place == 0) == (what == 1) for _, _, _, place, what in records)
 
 
+def has_each_tenth(result: http_load.LoadResult) -> bool:
+    """Whether each kind of failure is a tenth of the requests, as far as they are that few."""
+    counts = (result.num_lost, result.num_timed_out, result.statuses.get("503", 0))
+    return 99 <= result.num_requests <= 101 and all(5 <= count <= 15 for count in counts)
+
+
 def test_generator_when_requests_are_lost_or_late() -> None:
     def reply(asked: Asked) -> Reply:
         kinds = {1: Reply(is_closed=True), 2: Reply(status=503), 3: Reply(delay_s=30.0)}
         return kinds.get(asked.number % 10, Reply())
 
     with load_server(reply) as server:
-        result = run(server.port, rate_per_s=100.0, users=32, timeout_s=0.5)
-    assert 99 <= result.num_requests <= 101
-    for count in (result.num_lost, result.num_timed_out, result.statuses["503"]):
-        assert 5 <= count <= 15
+        result = first_good(
+            lambda: run(server.port, rate_per_s=100.0, users=32, timeout_s=0.5), has_each_tenth
+        )
+    assert has_each_tenth(result), result
 
 
+@pytest.mark.timing
 def test_generator_leaves_the_cpu_to_the_server_when_requests_are_due_every_300_us() -> None:
     with load_server(lambda asked: Reply(delay_s=0.02)) as server:
         job = http_load.Job(
             port=server.port, path="/predict", bodies=["[1]"], rate_per_s=3300.0, warmup_s=0.1,
             timeout_s=0.2,
         )  # fmt: skip
-        # As campaigns start it: with uvloop.
-        done = subprocess.run(
-            [sys.executable, "-P", http_load.__file__], input=msgspec.json.encode(job),
-            capture_output=True, check=True,
-        )  # fmt: skip
-    assert msgspec.json.decode(done.stdout, type=http_load.LoadResult).cpus < 0.4
+
+        def measured_cpus() -> float:
+            # As campaigns start it: with uvloop.
+            done = subprocess.run(
+                [sys.executable, "-P", http_load.__file__], input=msgspec.json.encode(job),
+                capture_output=True, check=True,
+            )  # fmt: skip
+            return float(msgspec.json.decode(done.stdout, type=http_load.LoadResult).cpus)
+
+        assert first_good(measured_cpus, lambda cpus: cpus < 0.4) < 0.4
 
 
 def test_record_when_it_has_a_size() -> None:

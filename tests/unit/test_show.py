@@ -280,7 +280,7 @@ def test_train_on_a_terminal_moves_and_stays_within_80_columns(cli: Any) -> None
         # Linux tells the end of a terminal so.
         pass
     os.close(ours)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=120) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "━━━" in text
     assert "epoch 10/10" in text
@@ -335,6 +335,22 @@ def test_show_begins_with_the_result_and_has_the_metrics_on_the_first_screen(
     assert lines[1].startswith("result      accuracy 90.0 %")
     assert lines.index("metrics") < 12
     assert any("0.5" in line and line.lstrip().startswith("12 ") for line in lines[:24])
+
+
+def test_show_has_the_memory_of_a_gpu_allocated_and_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def finished(allocated_bytes: int | None) -> Run:
+        done = Finished(
+            at=0.0, step=100, train_s=2.0, split_s={}, num_samples_seen=1000,
+            peak_memory_bytes=3 * 2**30, peak_allocated_bytes=allocated_bytes,
+        )  # fmt: skip
+        return run(finished=done)
+
+    text = "GPU memory  at most 2.0 GiB allocated, 3.0 GiB reserved by this run"
+    assert text in printed(monkeypatch, finished(2 * 2**30))
+    # On a CPU it is the process's, next to other things.
+    assert not any("allocated" in line for line in printed(monkeypatch, finished(None)))
 
 
 def test_show_tells_of_the_recipe_what_is_not_default(monkeypatch: pytest.MonkeyPatch) -> None:

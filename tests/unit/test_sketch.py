@@ -28,7 +28,7 @@ from flatout.runs.model.new_experiment import (
     check_name,
 )
 from flatout.runs.scaffold.write import written
-from flatout.schema.ingest_protocol import FORMAT, Column, Settings, ShardManifest
+from flatout.schema.ingest_protocol import FORMAT, Settings, ShardColumn, ShardManifest
 
 PARAMETERS = {"lr", "width", "batch_size", "steps"}
 
@@ -161,7 +161,8 @@ def test_questions_complete_what_was_said(
     said: dict[str, str], typed: str, answers: tuple[str | None, ...]
 ) -> None:
     with CliRunner().isolation(input=typed) as (stdout, *_):
-        request = answered(NewExperimentRequest(name="mine", **said))
+        given = NewExperimentRequest(name="mine", **said)
+        request = answered(given, given.settled_task)
         sys.stdout.flush()
         # Standard output is for what a program may read.
         assert stdout.getvalue() == b""
@@ -192,6 +193,30 @@ def test_new_takes_the_last_column_of_a_csv_file(cli: Any) -> None:
         "name": "houses", "task": "regression", "data": "csv", "path": "houses.csv",
         "is_path_beside": True, "target": "price", "ingested": None, "held_out": "validation",
     }  # fmt: skip
+    shown = cli.run("new", "homes", "--path", "houses.csv", "--task", "regression").stdout
+    assert "learns      regression, from csv in houses.csv; target: price\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("column", "said", "task"),
+    [
+        (["1.5", "2", ""], [], "regression"),
+        ([str(number) for number in range(200)], [], "regression"),
+        (["0", "1", "2.0"], [], "classification"),
+        (["0", "1", *["nan"] * 200], [], "classification"),
+        (["yes", "1.5"], [], "classification"),
+        (["1.5", "2.5"], ["--task", "classification"], "classification"),
+        (["1.5", "2.5"], ["--target", "rooms"], "classification"),
+        ([], [], "classification"),
+    ],
+)
+def test_new_learns_a_number_where_the_column_holds_no_classes(
+    cli: Any, column: list[str], said: list[str], task: str
+) -> None:
+    rows = "".join(f"3,{value}\n" for value in column)
+    (cli.folder / "houses.csv").write_text(f"rooms,price\n{rows}")
+    done = cli.run("new", "houses", "--path", "houses.csv", *said, "--json")
+    assert json.loads(done.stdout)["experiment"]["task"] == task
 
 
 def write_shards(folder: Path, settings: Settings, **counts: int) -> None:
@@ -204,7 +229,7 @@ def write_shards(folder: Path, settings: Settings, **counts: int) -> None:
 
 
 def test_new_knows_a_folder_of_shards(cli: Any) -> None:
-    columns = tuple(Column(name=name, type="double") for name in ("rooms", "price"))
+    columns = tuple(ShardColumn(name=name, type="double") for name in ("rooms", "price"))
     settings = Settings(kind="csv", validation=0.0, test=0.1, columns=columns)
     write_shards(cli.folder / "houses-shards", settings, test=1)
     done = cli.run("new", "houses", "--path", "houses-shards", "--task", "regression", "--json")

@@ -46,6 +46,7 @@ def test_find_source_of_a_file(tmp_path: Path) -> None:
         ("mine", "unknown-experiment", "flatout train mine.py"),
         ("", "experiment-missing", "flatout train digits"),
         ("mnie.py", "experiment-file-not-found", "did you mean `mine.py`?"),
+        ("mnist_large.py", "experiment-file-not-found", "flatout train mnist-large"),
         ("folder/notes.txt", "experiment-file-not-found", "give the path of a .py file"),
         ("folder/inner", "experiment-file-not-found", "give the path of a .py file"),
         ("latin.py", "experiment-not-text", "save it as UTF-8"),

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -15,24 +15,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.busy_machine import wait_until
 
+import flatout
+from flatout.cluster.api import begin
+from flatout.errors import UsageError
+from flatout.runs.supervisor import Supervisor
+from flatout.runs.sweep import carry_out as carrying_out
+from flatout.runs.sweep.carry_out import carry_out
 from flatout.schema.experiment_spec import Value
 from flatout.schema.run_lines import Event, Started, Validated
 from flatout.schema.sweep import (
     Choices,
     Range,
     SweepHeader,
+    SweepRequest,
     SweepTrial,
     direction_of,
 )
 from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files
+from flatout.system.atomic_files import FileLock
+from flatout.system.signals import Interrupts
+from flatout.system.store.run_folder import RunFolder
 
 HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
 needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="needs the package optuna")
 EXPERIMENT = """
 def experiment(quality: float = 1.0, size: int = 1, mode: str = "finish", steps: int = 6,
-               pause: float = 0.0):
+               pause: float = 0.0, hold: str = "", hold_below: float = 2.0):
     raise SystemExit("somebody ran this file")
 """
 GRID = ("-s", "quality=0..1:step=0.25", "--sampler", "grid", "--name", "s")
@@ -46,6 +57,12 @@ class Sweeping:
         self.file = cli.folder / "swept.py"
         self.file.write_text(EXPERIMENT)
         self.folder = cli.state / "sweeps" / "s"
+        self.hold = cli.folder / "hold"
+
+    def holding(self) -> tuple[str, ...]:
+        """Settings with which trials wait after their third step, as long as a file is there."""
+        self.hold.touch()
+        return ("-s", f"hold={self.hold}")
 
     def words(self, *arguments: str) -> list[str]:
         if "--resume" in arguments:
@@ -71,7 +88,7 @@ class Sweeping:
     def kill_at(self, when: Callable[[], bool], *arguments: str) -> None:
         """Starts a command, and kills it alone once something is so."""
         process = self.cli.start(*self.words(*arguments))
-        wait_for(lambda: when() or process.poll() is not None)
+        wait_until(lambda: when() or process.poll() is not None)
         process.kill()
         process.communicate()
 
@@ -82,13 +99,6 @@ class Sweeping:
     def num_ended(self) -> int:
         """How many trials have ended."""
         return sum(line.has_ended for line in self.lines())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "nothing happened for a minute"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -110,10 +120,37 @@ def test_grid_tries_every_point_once_and_names_the_best(sweeping: Sweeping) -> N
 
 
 @needs_optuna
+@pytest.mark.parametrize(("words", "is_said"), [((), False), (("--trials", "9"), True)])
+def test_sweep_ends_after_all_combinations(
+    sweeping: Sweeping, words: tuple[str, ...], is_said: bool
+) -> None:
+    request = ("-s", "size=1..2", "-s", "quality=0.1,0.5", "--name", "s")
+    done = sweeping.run(*request, *words)
+    assert done.returncode == 0, done.stderr
+    assert "search      4 trials · grid · all combinations" in done.stdout
+    assert ("there are only 4 combinations, so not 9 trials" in done.stderr) == is_said
+    tried = [tuple(one["parameters"].values()) for one in sweeping.trials()]
+    assert tried == [(1, 0.1), (1, 0.5), (2, 0.1), (2, 0.5)]
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    "words", [("quality=0.1,0.5,1", "--trials", "2"), ("quality=0.1..1", "--trials", "2"),
+              ("quality=0.1,0.5", "--trials", "2", "--sampler", "tpe")],
+)  # fmt: skip
+def test_default_sampler_is_tpe_without_trials_for_all(
+    sweeping: Sweeping, words: tuple[str, ...]
+) -> None:
+    assert sweeping.run("-s", *words, "--name", "s").returncode == 0
+    header = json.loads((sweeping.folder / "sweep.json").read_text())
+    assert (header["sampler"], header["num_trials"]) == ("tpe", 2)
+
+
+@needs_optuna
 def test_each_trial_is_a_run_that_knows_its_sweep(sweeping: Sweeping) -> None:
     assert sweeping.run("-s", "size=1..3", "--sampler", "grid", "--name", "s").returncode == 0
     header = json.loads((sweeping.cli.runs / "s-002" / "run.json").read_text())
-    assert header["sweep"] == {"sweep": "s", "trial": 2}
+    assert header["sweep"] == {"id": "s", "trial": 2}
     done = sweeping.cli.run("runs", "--where", "sweep=s", "--where", "trial>1", "--json")
     assert [run["header"]["id"] for run in json.loads(done.stdout)] == ["s-002", "s-003"]
 
@@ -185,7 +222,7 @@ def facts(line: SweepTrial) -> dict[str, Any]:
 
 @needs_optuna
 def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
-    request = ("-s", "size=1,2", "-s", "pause=0.3", "--sampler", "grid", "--name", "s")
+    request = ("-s", "size=1,2", *sweeping.holding(), "--sampler", "grid", "--name", "s")
     process = sweeping.cli.start(*sweeping.words(*request))
     events = sweeping.cli.runs / "s-001" / "events.jsonl"
     found: list[Started] = []
@@ -195,9 +232,10 @@ def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
         found[:] = [line for line in lines if isinstance(line, Started)]
         return bool(found)
 
-    wait_for(has_begun)
+    wait_until(has_begun)
     os.kill(found[0].pid, getattr(signal, "SIGKILL", signal.SIGTERM))
-    _, stderr = process.communicate(timeout=60)
+    sweeping.hold.unlink()
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
     has_begun()
@@ -208,23 +246,87 @@ def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
 def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping) -> None:
     if sys.platform == "win32":
         pytest.skip("a process without a console gets no Ctrl-C")
-    request = ("-s", "size=1,2", "-s", "pause=0.2", "--sampler", "grid", "--name", "s")
+    request = ("-s", "size=1,2", *sweeping.holding(), "--sampler", "grid", "--name", "s")
     process = sweeping.cli.start(*sweeping.words(*request))
-    wait_for(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists())
+    wait_until(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists())
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130
+    sweeping.hold.unlink()
     assert "flatout sweep --resume s" in stderr
     assert [one["status"] for one in sweeping.trials()] == ["interrupted"]
     assert sweeping.run("--resume", "s").returncode == 0
     assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
 
 
+def killed_in_the_first_trial(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """The run of that trial, which no process has any more; the sweep can be resumed here."""
+    request = ("-s", "size=1,2", "-s", "pause=0.2", "--sampler", "grid", "--name", "s")
+    sweeping.kill_at(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists(), *request)
+    monkeypatch.setenv("FLATOUT_STATE", str(sweeping.cli.state))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    folder = RunFolder(sweeping.cli.runs / "s-001")
+    wait_until(lambda: not folder.is_in_use())
+    return folder
+
+
+@needs_optuna
+def test_run_that_an_orphan_takes_late_is_waited_for(
+    sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A worker whose command line was killed, and which was still loading torch when the run was
+    # looked at.
+    folder = killed_in_the_first_trial(sweeping, monkeypatch)
+    orphans: list[threading.Thread] = []
+    was_asked = threading.Event()
+
+    def end_when_asked(lock: FileLock) -> None:
+        try:
+            wait_until(folder.stop.exists)
+            was_asked.set()
+        finally:
+            lock.release()
+
+    def begin_late(training: TrainRequest, interrupts: Interrupts) -> Supervisor:
+        if not orphans:
+            lock = folder.lock()
+            assert lock.acquire()
+            orphans.append(threading.Thread(target=end_when_asked, args=(lock,), daemon=True))
+            orphans[0].start()
+        return begin(training, interrupts, is_attached=True)
+
+    *_, swept = carry_out(SweepRequest(resume="s"), begin_late, Interrupts())
+    orphans[0].join()
+    assert was_asked.is_set()
+    assert [one.status for one in swept.trials] == ["finished", "finished"]
+
+
+@needs_optuna
+def test_run_that_an_orphan_keeps_is_waited_for_once(
+    sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed_in_the_first_trial(sweeping, monkeypatch)
+    monkeypatch.setattr(carrying_out, "_STOP_LIMIT_S", 0.1)
+    kept = folder.lock()
+    num_begun = 0
+
+    def begin_late(training: TrainRequest, interrupts: Interrupts) -> Supervisor:
+        nonlocal num_begun
+        num_begun += 1
+        assert num_begun > 1 or kept.acquire()
+        return begin(training, interrupts, is_attached=True)
+
+    with pytest.raises(UsageError) as caught:
+        list(carry_out(SweepRequest(resume="s"), begin_late, Interrupts()))
+    kept.release()
+    assert caught.value.rule == "run-in-use" and num_begun == 1
+
+
 @needs_optuna
 def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
     done = sweeping.run(
-        "-s", "quality=1,0.5,0.1", "-s", "pause=0.3", "--sampler", "grid", "--pruner", "halving",
-        "--name", "s",
+        "-s", "quality=1,0.5,0.1", *sweeping.holding(), "-s", "hold_below=0.2",
+        "--sampler", "grid", "--pruner", "halving", "--name", "s",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trials = sweeping.trials()
@@ -234,6 +336,21 @@ def test_bad_trials_are_pruned(sweeping: Sweeping) -> None:
     assert len(pruned.reports) == 1
     events = (sweeping.cli.runs / "s-003" / "events.jsonl").read_text()
     assert '"stopped"' in events
+
+
+@needs_optuna
+def test_verdict_on_a_trial_is_the_same_when_it_is_read_later(sweeping: Sweeping) -> None:
+    qualities = "quality=1,0.9,0.8,0.7,0.6,0.1"
+    assert sweeping.run("-s", qualities, "--sampler", "grid", "--name", "s").returncode == 0
+    header, trials = sweeping.folder / "sweep.json", sweeping.folder / "trials.jsonl"
+    facts_of = json.loads(header.read_text())
+    header.write_text(json.dumps(facts_of | {"pruner": "median"}))
+    # As if it had been killed before it has read any validation of the last trial.
+    lines = trials.read_bytes().splitlines(keepends=True)
+    trials.write_bytes(b"".join(lines[:-1]))
+    assert sweeping.run("--resume", "s").returncode == 0
+    last = sweeping.lines()[-1]
+    assert (last.trial, last.status, len(last.reports)) == (6, "pruned", 1)
 
 
 @needs_optuna
@@ -314,9 +431,9 @@ def test_sweep_is_carried_out_once_and_with_the_same_code(sweeping: Sweeping) ->
 def test_sweep_ends_when_its_file_changes_while_it_runs(sweeping: Sweeping) -> None:
     request = ("-s", "size=1..4", "-s", "pause=0.1", "--sampler", "grid", "--name", "s")
     process = sweeping.cli.start(*sweeping.words(*request))
-    wait_for(lambda: sweeping.num_ended() > 0)
+    wait_until(lambda: sweeping.num_ended() > 0)
     sweeping.file.write_text(EXPERIMENT + "# changed\n")
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 2 and "flatout explain experiment-changed" in stderr
     assert sweeping.num_ended() < 4
     sweeping.file.write_text(EXPERIMENT)
@@ -335,8 +452,6 @@ def test_run_of_another_sweep_is_left_alone(sweeping: Sweeping) -> None:
 
 @needs_optuna
 def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    import flatout
-
     monkeypatch.setenv("FLATOUT_STATE", str(sweeping.cli.state))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     swept = flatout.sweep(
@@ -350,10 +465,18 @@ def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) 
     assert is_drawn == (importlib.util.find_spec("matplotlib") is not None)
 
 
-@pytest.mark.skipif(HAS_OPTUNA, reason="optuna is installed: its absence cannot be tried")
+@pytest.mark.parametrize("option", [{"epochs": 3}, {"use": {"num_threads": 1}}, {"tune": "auto"}])
+def test_resumed_sweep_refuses_other_options_from_python(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as refused:
+        flatout.sweep(resume="s", **option)
+    assert refused.value.rule == "cannot-change-on-resume"
+
+
 def test_sweep_when_the_package_is_missing(sweeping: Sweeping) -> None:
+    sweeping.cli.missing += ("optuna",)
     done = sweeping.run(*GRID)
     assert done.returncode == 2 and "pip install 'flatout[sweep]'" in done.stderr
+    assert not sweeping.folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from flatout.errors import UsageError
 from flatout.runs.experiment_params import parse_parameters
 from flatout.runs.sweep.carry_out import divided
-from flatout.runs.sweep.space import grid, num_values, parse_space, settings_of, values_of
+from flatout.runs.sweep.space import (
+    grid,
+    num_combinations,
+    num_values,
+    parse_space,
+    settings_of,
+    values_of,
+)
 from flatout.schema.sweep import Choices, Range, Space, SweepRequest
 from flatout.schema.train_request import TrainRequest
 
@@ -85,6 +92,21 @@ def test_setting_that_makes_no_sense_is_refused(setting: str, rule: str, said: s
     assert said in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        (["width=1..3", "act=relu,gelu"], 6),
+        (["lr=0..1:step=0.3"], 4),
+        (["lr=0..1", "act=relu,gelu"], None),
+        (["width=1..8:log"], None),
+    ],
+)
+def test_combinations_of_a_space_with_and_without_steps(
+    settings: list[str], number: int | None
+) -> None:
+    assert num_combinations(space(*settings)) == number
+
+
 def test_grid_has_every_combination_once_and_the_last_is_the_fastest() -> None:
     points = grid(space("width=1..3", "act=relu,gelu"))
     assert [(point["width"], point["act"]) for point in points] == [
@@ -97,6 +119,26 @@ def test_grid_that_has_no_end_is_refused(settings: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         grid(space(*settings))
     assert caught.value.rule == "bad-sweep-range"
+
+
+def test_step_that_is_suggested_fits_the_parameter() -> None:
+    with pytest.raises(UsageError) as caught:
+        grid(space("width=8..64:log"))
+    assert "-s width=8..64:step=14," in caught.value.fix
+    assert space("width=8..64:step=14")
+
+
+@pytest.mark.parametrize(
+    ("range_text", "step"),
+    [("0.001..0.01", 0.00225), ("0.0001..0.01", 0.00247), ("-0.3..0.1", 0.1), ("0..1e9", 2.5e8)],
+)
+def test_step_that_is_suggested_has_few_digits_and_fits_four_times(
+    range_text: str, step: float
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        grid(space(f"lr={range_text}"))
+    assert f":step={step!r}, or" in caught.value.fix
+    assert len(grid(space(f"lr={range_text}:step={step!r}"))) == 5
 
 
 @given(

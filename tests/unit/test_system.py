@@ -45,13 +45,13 @@ def test_run_when_it_is_not_a_program(tmp_path: Path) -> None:
 
 def test_run_kills_all_that_was_started_when_it_hangs(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    grandchild = "import time; time.sleep(60)"
+    grandchild = "import time; time.sleep(600)"
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
         f"open({str(note)!r}, 'w').write(str(child.pid))\n"
         "print('so far', flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     began = time.perf_counter()
     LocalSystem().run([PYTHON, "-c", "pass"], 60)
@@ -59,11 +59,11 @@ def test_run_kills_all_that_was_started_when_it_hangs(tmp_path: Path) -> None:
     limit_s = max(2, round(20 * (time.perf_counter() - began)))
     began = time.perf_counter()
     done = LocalSystem().run([PYTHON, "-c", code], limit_s)
-    assert time.perf_counter() - began < limit_s + 8
+    assert time.perf_counter() - began < limit_s + 30
     assert done.exit_code is None
     assert done.reason == f"no answer within {limit_s} s"
     pid = int(note.read_text(encoding="utf-8"))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert not is_alive(pid)

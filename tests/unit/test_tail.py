@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.busy_machine import least_s
+
 from flatout.schema.run_lines import EpochEnded, Line, Started, Stopped
 from flatout.system import atomic_files
 from flatout.system.store.run_folder import RunFolder
@@ -76,6 +78,20 @@ def test_follow_lines_reads_what_was_written_last(tmp_path: Path) -> None:
 
     (lines,) = follow_lines(RunTail(folder), is_working)
     assert lines[-1].step == 6
+
+
+def test_runs_that_are_followed_in_turns_wait_together(tmp_path: Path) -> None:
+    followed = [
+        follow_lines(RunTail(RunFolder(tmp_path / str(number))), lambda: True)
+        for number in range(30)
+    ]
+
+    def rounds() -> None:
+        for lines in (next(one) for _ in range(3) for one in followed):
+            assert lines == []
+
+    # Of three rounds there are two pauses of 0.1 s, where each by itself would take six seconds.
+    assert least_s(rounds, 2.0) < 2.0
 
 
 def test_tail_when_a_session_goes_back(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_scalars_are_what_is_known(line: Line, expected: dict[str, float]) -> No
     assert dict(scalars(line)) == expected
 
 
-@pytest.mark.skipif(HAS_WRITER, reason="tensorboardX is installed: its absence cannot be tried")
 def test_show_tensorboard_when_the_package_is_missing(trained: Any) -> None:
+    trained.missing += ("tensorboardX",)
     done = trained.run("show", "last", "--tensorboard", "board")
     assert done.returncode == 2
     assert "fix: pip install 'flatout[tensorboard]'" in done.stderr

@@ -87,7 +87,7 @@ def test_filter_is_typed_and_cleared() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
 
@@ -115,7 +115,7 @@ def test_process_is_ended_only_after_yes(sleeper: subprocess.Popen[bytes]) -> No
         assert "asked process" in shown(app, "#keys")
 
     operate(act, lambda: frame_with(own), end_process)
-    assert sleeper.wait(10) != 0
+    assert sleeper.wait(60) != 0
 
 
 def test_number_that_is_another_process_by_now_is_not_ended(

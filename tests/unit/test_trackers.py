@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from flatout.system.store.tracker_files import TrackerFiles, not_received, posit
 from flatout.system.tracker_process import kept_trackers, requested_trackers
 
 TARGET = TrackerTarget(kind="mlflow", where="http://127.0.0.1:9")
-HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None
 
 
 class Server:
@@ -214,6 +214,28 @@ def test_each_value_arrives_once_after_a_kill_and_a_resume(
     # Afterwards there is nothing left to send.
     follow(sending(folder, server), is_following=False)
     assert steps_of(server, "train/loss") == [1, 2, 3, 5, 6, 8]
+
+
+def test_lines_after_the_checkpoint_are_not_sent_before_a_resume(folder: RunFolder) -> None:
+    server = Server()
+    append(folder.events, started(0))
+    append(folder.metrics, *map(progress, range(1, 10)))
+    lock = folder.lock()
+    assert lock.acquire()
+    events_bytes = folder.events.stat().st_size
+    options = {"is_following": True, "events_bytes": events_bytes}
+    thread = threading.Thread(target=follow, args=(sending(folder, server),), kwargs=options)
+    thread.start()
+    # While the worker loads torch.
+    time.sleep(0.5)
+    assert server.runs == []
+    cut_to(folder, 3)
+    # It ends before it comes to where it was.
+    append(folder.metrics, progress(4))
+    append(folder.events, finished(4))
+    lock.release()
+    thread.join(60)
+    assert steps_of(server, "train/loss") == [1, 2, 3, 4]
 
 
 def test_nothing_is_looked_up_after_a_run_that_ended(folder: RunFolder) -> None:
@@ -492,11 +514,12 @@ def test_trackers_that_lack_trials_of_a_sweep_are_one_finding(folder: RunFolder)
     assert "s-002, s-003" in both.fixes[-1].text
 
 
-@pytest.mark.skipif(HAS_MLFLOW, reason="mlflow is installed: its absence cannot be tried")
-def test_train_when_the_package_is_missing(cli: Any) -> None:
-    done = cli.run(*cli.train("--track", "mlflow"))
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_train_when_the_package_is_missing(kind: str, cli: Any) -> None:
+    cli.missing += (kind,)
+    done = cli.run(*cli.train("--track", kind))
     assert done.returncode == 2
-    assert "fix: pip install 'flatout[mlflow]'" in done.stderr
+    assert f"fix: pip install 'flatout[{kind}]'" in done.stderr
     assert not cli.runs.exists() or not list(cli.runs.iterdir())
 
 

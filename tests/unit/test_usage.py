@@ -7,17 +7,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from flatout.cluster.node_processes import NodeCommand, NodeProcesses, log_path
 from flatout.errors import UsageError
 from flatout.schema.environment import EnvironmentSpec, MadeEnvironment, SmokeTestResult
 from flatout.setup.flatout import disk_usage
-from flatout.setup.model.disk_use import DiskUse
+from flatout.setup.model.disk_use import STATE_KINDS, DiskUse
 from flatout.system import atomic_files
+from flatout.system.paths import StateName
 from flatout.system.store import environments
 from flatout.system.store.environment_folder import NOTE
+
+SRC = Path(__file__).parents[2] / "src"
+# Where a file is that makes a folder one of flatout's; any other file elsewhere.
+_FILES = {
+    "runs": "a-0001/run.json", "sweeps": "a-0001/sweep.json", "tunes": "a-0001/run.json",
+    "watched": "a-0001/watch.json", "monitor": "2026-11-01.jsonl", "interpreters.txt": "",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -133,6 +142,36 @@ def test_caches_hold_wheels_and_pages_of_indexes(home: Path) -> None:
     page = write(home / "state/indexes/torch-1.json", 1000)
     caches = kept(home, "caches")
     assert str(page) in caches.freeable and "wheels" in caches.text + caches.cost
+
+
+@pytest.mark.parametrize("name", get_args(StateName))
+def test_everything_in_the_state_folder_is_counted(home: Path, name: StateName) -> None:
+    path = write(home / "state" / name / _FILES.get(name, "a-0001/a.json"), 50_000)
+    if name == "recipes":
+        path = path.replace(path.parents[1] / path.name)
+    sizes = {use.kind: use.num_bytes for use in disk_usage.disk_use()}
+    assert {kind for kind, size in sizes.items() if size >= 50_000} == {STATE_KINDS[name]}
+
+
+def test_state_folder_is_written_to_by_those_names_alone() -> None:
+    files = [path for path in SRC.rglob("*.py") if "state_folder" in path.read_text("utf-8")]
+    # These look at it as a whole; others use `state_path`.
+    assert {path.relative_to(SRC / "flatout").as_posix() for path in files} == {
+        "system/paths.py", "monitor/api.py", "runs/top.py", "setup/flatout/api.py",
+        "setup/flatout/disk_usage.py",
+    }  # fmt: skip
+    assert STATE_KINDS.keys() == set(get_args(StateName))
+
+
+def test_logs_of_nodes_that_are_running_are_not_freed(home: Path) -> None:
+    ended = write(home / "state/launches/ended-0001/node0.log", 10)
+    folder = home / "state/launches/running-0001"
+    nodes = NodeCommand(argv=(sys.executable, "-c", "import time; time.sleep(60)"))
+    with NodeProcesses([nodes], folder):
+        disk_usage.free([kept(home, "watched")])
+        assert log_path(folder, 0).exists() and not ended.parent.exists()
+    disk_usage.free([kept(home, "watched")])
+    assert not folder.exists()
 
 
 def test_delete_when_files_may_only_be_read(tmp_path: Path) -> None:

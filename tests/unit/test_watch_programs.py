@@ -22,7 +22,7 @@ needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals 
 LISTENS = """
 import signal, sys, time
 names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-until = time.monotonic() + 30
+until = time.monotonic() + 120
 def heard(number, frame):
     global until
     print(signal.Signals(number).name, flush=True)
@@ -34,11 +34,21 @@ while time.monotonic() < until:
     time.sleep(0.05)
 """
 
+# Says something once there is a file `go`.
+LATE = """
+import os, sys, time
+until = time.monotonic() + 60
+while not os.path.exists("go") and time.monotonic() < until:
+    time.sleep(0.02)
+print(sys.argv[1], flush=True)
+"""
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Flatout's state in a folder of its own."""
+    """Flatout's state in a folder of its own, in which programs are started."""
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -212,11 +222,15 @@ def test_a_fault_of_flatout_leaves_the_program_alone(
 
 
 def test_what_is_left_behind_still_prints(home: Path) -> None:
-    late = "import time; time.sleep(2); print('late', flush=True)"
-    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {late!r}])"
-    done = watched(*python(code))
-    assert (done.returncode, done.stdout.split()) == (0, [b"late"])
-    assert b"still prints" in done.stderr
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {LATE!r}, 'late'])"
+    process = subprocess.Popen(
+        [*WATCH, *python(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert any(b"still prints" in line for line in process.stderr)
+    (home / "go").touch()
+    stdout, _ = process.communicate(timeout=60)
+    assert (process.returncode, stdout.split()) == (0, [b"late"])
 
 
 @pytest.mark.parametrize(
@@ -315,9 +329,9 @@ def test_a_program_on_a_terminal_is_on_a_terminal(home: Path) -> None:
 
 @needs_linux
 def test_live_line_is_erased_before_the_next_output(home: Path) -> None:
-    code = "import time; print('one', flush=True); time.sleep(2.5); print('two', flush=True)"
-    with on_terminal(home, python(code)) as terminal:
+    with on_terminal(home, python("print('one', flush=True)\n" + LATE, "two")) as terminal:
         terminal.expect(b"memory")
+        (home / "go").touch()
         terminal.expect(b"two")
         assert terminal.finish() == 0
         between = terminal.written.partition(b"one\r\n")[2].partition(b"two\r\n")[0]
@@ -349,32 +363,32 @@ def test_a_new_size_reaches_the_program(home: Path) -> None:
     code = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print('now', os.get_terminal_size(1)))\n"
-        "print('ready', flush=True)\n"
-        "for _ in range(40): time.sleep(0.05)"
+        f"print('ready', flush=True)\n{LATE}"
     )
-    with on_terminal(home, python(code)) as terminal:
+    with on_terminal(home, python(code, "end")) as terminal:
         terminal.expect(b"ready")
         time.sleep(0.3)
         terminal.resize(30, 100)
+        terminal.expect(b"now os.terminal_size(columns=100, lines=30)")
+        (home / "go").touch()
         assert terminal.finish() == 0
-        assert b"now os.terminal_size(columns=100, lines=30)" in terminal.written
 
 
 @needs_linux
 def test_ctrl_z_stops_both_and_fg_continues_them(home: Path) -> None:
     from support.controlling_terminal import ControllingTerminal
 
-    code = "import time; print('ready', flush=True); time.sleep(1.5); print('done', flush=True)"
     environment = {**os.environ, "TERM": "xterm", "FLATOUT_STATE": str(home / "state"), "PS1": "$ "}
     with ControllingTerminal(["bash", "--norc", "-i"], environment) as shell:
         shell.expect(b"$ ")
-        (home / "t.py").write_text(code)
+        (home / "t.py").write_text("print('ready', flush=True)\n" + LATE)
         words = " ".join([f"'{sys.executable}'", "-c", f'"{START}"', "watch", "--", "python3"])
-        shell.type(f"{words} {home / 't.py'}\n".encode())
+        shell.type(f"{words} t.py done\n".encode())
         shell.expect(b"\rready\r\n")
         time.sleep(0.5)
         shell.type(b"\x1a")
         shell.expect(b"Stopped")
+        (home / "go").touch()
         shell.type(b"fg; echo code $?\n")
         shell.expect(b"done\r\n")
         shell.expect(b"\ncode 0\r\n")

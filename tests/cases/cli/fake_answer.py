@@ -52,7 +52,7 @@ for number, text in enumerate(inputs):
     elif text == "slow":
         with open(os.path.join(question["folder"], "pid"), "w") as file:
             file.write(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(600)
     elif text == "write":
         tell("predicted", input=text, values={"text": "To be,\nor not to be"})
     else:

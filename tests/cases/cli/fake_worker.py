@@ -1,10 +1,11 @@
 """A fake `flatout.engine.training.worker`, for tests of its callers: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first
-(before it trains), warn, stubborn, held (after
-step 3, until there is a file `may-stop`), fetch, classify, slow-start (as if torch was loaded).
-Parameter `quality`: a factor of the accuracy.
+they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first (before it trains), warn,
+stubborn, held (after step 3, until there is a file `may-stop`), fetch, classify, slow-start (as if
+torch was loaded, as long as there is the file `hold`). Parameter `quality`: a factor of the
+accuracy. Parameter `hold`: a file; while it is there, a worker whose quality is below `hold_below`
+waits after step 3, until it is asked to stop.
 """
 
 from __future__ import annotations
@@ -19,11 +20,24 @@ import time
 
 folder = sys.argv[1]
 is_orphan = threading.Event()
+# For what a test does meanwhile, however busy the machine is.
+LONGEST_S = 180
 if "--attached" in sys.argv:
     threading.Thread(target=lambda: (os.read(0, 1), is_orphan.set()), daemon=True).start()
+
+
+def wait_while(is_so):
+    until_s = time.monotonic() + LONGEST_S
+    while is_so() and not is_orphan.is_set() and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
 with open(os.path.join(folder, "run.json")) as file:
-    if '"slow-start"' in file.read():
-        time.sleep(3)
+    reported = {"mode": "finish", "steps": 6, "pause": 0.02, "hold": ""}
+    spec = json.load(file)["spec"]
+reported.update(spec["parameters"])
+if reported["mode"] == "slow-start":
+    wait_while(lambda: os.path.exists(reported["hold"]))
 lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT)
 if sys.platform == "win32":
     import msvcrt
@@ -39,10 +53,6 @@ else:
 # A request to stop from before was meant for an earlier session.
 with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(folder, "stop"))
-with open(os.path.join(folder, "run.json")) as file:
-    reported = {"mode": "finish", "steps": 6, "pause": 0.02}
-    spec = json.load(file)["spec"]
-reported.update(spec["parameters"])
 change = json.loads(sys.argv[sys.argv.index("--change") + 1]) if "--change" in sys.argv else {}
 steps = 2 * change["epochs"] if "epochs" in change else reported["steps"]
 marks = os.path.join(folder, "checkpoints")
@@ -52,6 +62,10 @@ done = max(map(int, os.listdir(marks)), default=0) if os.path.isdir(marks) else 
 def write(file_name, **line):
     with open(os.path.join(folder, file_name), "a") as file:
         file.write(json.dumps({"at": time.time(), **line}) + "\n")
+
+
+def is_there(file_name):
+    return os.path.exists(os.path.join(folder, file_name))
 
 
 def end(**line):
@@ -179,6 +193,8 @@ while step < steps:
             epoch=step // 2 - 1,
             texts=[f"written at step {step}"],
         )
+    if step == 3 and reported.get("quality", 1) < reported.get("hold_below", 2):
+        wait_while(lambda: os.path.exists(reported["hold"]) and not is_there("stop"))
     if reported["mode"] == "lose-gpu" and step == 3 and not done:
         os.makedirs(os.path.join(marks, "000002"))
         open(os.path.join(marks, "000002", "rank0.json"), "w").close()
@@ -188,12 +204,9 @@ while step < steps:
     if reported["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)
-    may_stop_s = time.monotonic() + 60
-    while reported["mode"] == "held" and step == 3 and time.monotonic() < may_stop_s:
-        if os.path.exists(os.path.join(folder, "may-stop")):
-            break
-        time.sleep(0.01)
-    is_asked = os.path.exists(os.path.join(folder, "stop"))
+    if reported["mode"] == "held" and step == 3:
+        wait_while(lambda: not is_there("may-stop"))
+    is_asked = is_there("stop")
     if reported["mode"] != "stubborn" and (is_asked or is_orphan.is_set()):
         end(kind="stopped", reason="asked to" if is_asked else "the command line has died")
 end(kind="finished", train_s=1.0, split_s=split, num_samples_seen=8 * steps)

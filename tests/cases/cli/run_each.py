@@ -7,16 +7,21 @@ run_each.py SRC    a line on stdin is an order, as `support.forked_commands` wri
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import sys
 from typing import Any
 
-# What nearly every command imports.
+# What commands import, in turns; whatever these import has no work to do at its import.
 NAMES = (
-    "flatout.__main__", "flatout.cli.commands.runs", "flatout.cli.commands.show",
-    "flatout.cli.commands.train", "flatout.cli.render.show", "flatout.runs.api",
+    "flatout.__main__", "flatout.bench.api", "flatout.cli.commands.cluster",
+    "flatout.cli.commands.explain", "flatout.cli.commands.runs", "flatout.cli.commands.setup",
+    "flatout.cli.commands.show", "flatout.cli.commands.sweep", "flatout.cli.commands.train",
+    "flatout.cli.render.live", "flatout.cli.render.show", "flatout.cli.render.show_cluster",
+    "flatout.cli.render.show_setup", "flatout.cluster.api", "flatout.doctor.api",
+    "flatout.runs.api", "flatout.cli.flows.create_env",
 )  # fmt: skip
 
 
@@ -28,6 +33,9 @@ def main() -> None:
     # Sweeps need it, and it takes longer than flatout.
     with contextlib.suppress(ImportError):
         importlib.import_module("optuna")
+    gc.collect()
+    # Children need not look through what stays as it is.
+    gc.freeze()
     for line in iter(sys.stdin.readline, ""):
         child = os.fork()
         if child == 0:

@@ -1,5 +1,5 @@
 # lot = "own"
-# words = ["keyword arguments only"]
+# words = ["keyword arguments only", "flatout docs experiments"]
 
 import torch
 from torch import nn
