@@ -30,7 +30,7 @@ from flatout.monitor.advice import advice_for
 from flatout.runs.profile import ProfileCommand, profile
 from flatout.runs.start import specify
 from flatout.schema.profile_protocol import ProfileRequest
-from flatout.schema.step_profile import StepProfile
+from flatout.schema.step_profile import LAYERS_ALONE, StepProfile
 from flatout.schema.train_request import TrainRequest
 
 EXPERIMENT = """
@@ -173,6 +173,18 @@ def test_values_that_are_read_are_the_first_advice(tmp_path: Path) -> None:
     assert report.advice[0].id == "synchronization"
     assert any(".item()" in line.text for line in report.advice[0].lines)
     assert (report.traits.num_syncs or 0) >= 128
+
+
+def test_loop_outside_of_layers_is_known_by_its_turns_and_by_the_layers_alone(
+    tmp_path: Path,
+) -> None:
+    body = "for row in inputs.repeat(8, 1):\n        row.mul(2).sum()"
+    report = report_of(written(tmp_path, body=body))
+    [layers] = [probe for probe in report.probes if probe.advice == LAYERS_ALONE]
+    # Twice the time for what is outside of layers is not a matter of a busy machine.
+    assert layers.ratio is not None and layers.ratio.middle < 0.5
+    loop = next(line for line in report.lines if "row.mul" in line.text)
+    assert loop.count == 128
 
 
 def test_failing_experiment_is_its_own_error(tmp_path: Path) -> None:

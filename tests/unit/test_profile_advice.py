@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from support.step_profiles import MS, line, probe, report
 
 from flatout.monitor.advice import MOST_ADVICE, advice_for
 from flatout.monitor.script_advice import script_advice
-from flatout.schema.step_profile import OperatorProbe, Part, StepProfile, StepTraits
+from flatout.schema.step_profile import (
+    LAYERS_ALONE,
+    OperatorProbe,
+    OperatorTime,
+    Part,
+    StepProfile,
+    StepTraits,
+)
 
 
 def ids(made: StepProfile) -> list[str]:
@@ -148,6 +156,46 @@ def test_loop_of_small_operators_is_named_with_its_part_of_the_backward_pass() -
     found = next(one for one in advice_for(made) if one.id == "python-loop")
     # Half of the forward pass, so half of the backward pass as well; a seventh of it stays.
     assert found.speedup.middle == pytest.approx(10 / (10 - 0.85 * 4.5))
+
+
+@pytest.mark.parametrize(("layers_ratio", "left_ms"), [(0.75, 8.0), (0.25, 4.6)])
+def test_copies_have_their_part_of_what_the_step_is_outside_of_layers(
+    layers_ratio: float, left_ms: float
+) -> None:
+    lines = (
+        line("x = inputs.clone()", 2, through="torch/_tensor.py: clone"),
+        line("loss = mean(x)", 0.5, 2),
+        line("x = model(x)", 3, 3, through="torch/nn/modules/linear.py: forward"),
+    )
+    # Of 9 ms forward and backward, a quarter (less than the lines take) or three quarters.
+    made = report(lines=lines, probes=(probe(LAYERS_ALONE, layers_ratio),))
+    name = "autograd::engine::evaluate_function: CloneBackward0"
+    node = OperatorTime(name=name, calls=1, self_s=0.0, total_s=0.1 * MS)
+    [found] = advice_for(msgspec.structs.replace(made, operators=(node,)))
+    assert found.speedup.middle == pytest.approx(10 / left_ms)
+    # Without a node of autograd, what is copied has no gradient.
+    [found] = advice_for(made)
+    assert found.speedup.middle == pytest.approx(10 / 8)
+
+
+def test_line_that_puts_together_what_a_loop_computes_belongs_to_the_loop() -> None:
+    loop = line("losses.append(cross_entropy(row, label))", 2, 5, loop=4, count=50)
+    traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
+    for text, seconds_ms in (("return torch.stack(losses).mean()", 9.0), ("return losses", 6.0)):
+        lines = (loop, line(text, 1, 6))
+        made = report(lines=lines, traits=traits, probes=(probe(LAYERS_ALONE, 0.0),))
+        found = next(one for one in advice_for(made) if one.id == "python-loop")
+        assert found.speedup.middle == pytest.approx(10 / (10 - seconds_ms * 49 / 50))
+
+
+def test_loop_that_runs_often_leaves_little_when_all_is_computed_at_once() -> None:
+    lines = (line("losses.append(cross_entropy(row, label))", 3, loop=1, count=50),)
+    traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
+    made = report(lines=lines, traits=traits, probes=(probe(LAYERS_ALONE, 1 / 9),))
+    found = next(one for one in advice_for(made) if one.id == "python-loop")
+    # All but 1 ms of 9, of which a fiftieth stays.
+    assert found.speedup.middle == pytest.approx(10 / (10 - 8 * 49 / 50))
+    assert "they run 50 times a step" in found.because
 
 
 def test_loop_over_layers_is_no_loop_to_remove() -> None:

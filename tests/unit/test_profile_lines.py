@@ -7,11 +7,12 @@ import signal
 import sys
 import sysconfig
 import time
+import types
 from pathlib import Path
 
 import pytest
 
-from flatout.engine.profile.lines import LineSampler, is_user_code
+from flatout.engine.profile.lines import LineSampler, counted_lines, is_user_code
 
 
 def spin(seconds: float) -> int:
@@ -55,6 +56,60 @@ def test_sampler_counts_nothing_when_it_does_not_run() -> None:
     before = sampler.lines(1)
     spin(0.05)
     assert sampler.lines(1) == before
+
+
+def jump_without_line(until: float) -> int:
+    count = 0
+    for _ in iter(time.perf_counter, 0.0):
+        if time.perf_counter() > until:
+            break
+        if count >= 0:
+            count += 1
+    return count
+
+
+def test_sampler_takes_the_line_before_where_python_has_none() -> None:
+    first = jump_without_line.__code__.co_firstlineno
+    sampler = LineSampler()
+    with sampler.running():
+        jump_without_line(time.perf_counter() + 0.1)
+    # Those of the loop only: neither the function's first line, nor an error.
+    assert {one.line - first for one in sampler.lines(1)} <= {2, 3, 4, 5, 6}
+
+
+def test_sampler_takes_the_first_line_of_a_function_that_has_none() -> None:
+    without_lines = types.FunctionType(spin.__code__.replace(co_linetable=b""), globals())
+    sampler = LineSampler()
+    with sampler.running():
+        without_lines(0.05)
+    assert {one.line for one in sampler.lines(1)} == {spin.__code__.co_firstlineno}
+
+
+def test_lines_are_counted_in_the_given_files_only() -> None:
+    def summed() -> int:
+        total = 0
+        for number in range(5):
+            total += number
+        return len(json.dumps([total]))
+
+    counts = counted_lines(summed, {__file__})
+    first = summed.__code__.co_firstlineno
+    assert counts[__file__, first + 3] == 5
+    assert {file for file, _ in counts} == {__file__}
+    assert sys.gettrace() is None
+
+
+def test_no_line_is_counted_where_something_else_traces() -> None:
+    def traces(*_: object) -> None:
+        return None
+
+    sys.settrace(traces)
+    try:
+        counts = counted_lines(lambda: spin(0.001), {__file__})
+        is_kept = sys.gettrace() is traces
+    finally:
+        sys.settrace(None)
+    assert not counts and is_kept
 
 
 needs_timer = pytest.mark.skipif(sys.platform == "win32", reason="needs a timer of POSIX")

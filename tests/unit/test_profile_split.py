@@ -90,6 +90,20 @@ def test_operators_of_the_optimizer_are_not_among_those_of_a_step() -> None:
     assert profile_report(cpu_step(), plain(10 * MS)).num_operators == 3
 
 
+def test_work_of_the_compiler_is_the_host_s_although_it_calls_operators() -> None:
+    events = [
+        *marks((BEGIN, 0)),
+        event("entire_frame_compile (dynamo_timed)", 0, 6),
+        event("aten::mul", 1, 5, parent=1),
+        event("aten::mul", 6, 8),
+        *marks(("forward", 8)),
+    ]
+    report = profile_report(events, plain(8 * MS))
+    found = seconds(events, plain(8 * MS))
+    assert (found["host"], found["memory"]) == (pytest.approx(6 * MS), pytest.approx(2 * MS))
+    assert report.num_operators == 1
+
+
 def test_split_leaves_out_what_a_cpu_does_not_have() -> None:
     report = profile_report(cpu_step(), plain(10 * MS))
     absent = {one.part: one.reason for one in report.split if one.seconds is None}

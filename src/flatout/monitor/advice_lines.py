@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from flatout.monitor.speedups import speedup_of
-from flatout.schema.step_profile import Advice, LineTime, StepProfile
+from flatout.schema.step_profile import LAYERS_ALONE, Advice, LineTime, StepProfile
 from flatout.schema.units import counted_text, percent_text, seconds_text
 
 _PRINTS = re.compile(r"\bprint\(|\blogg(er|ing)\.|\bsys\.std(out|err)\.|\bwarnings\.warn\(")
@@ -15,12 +15,15 @@ _SYNCS = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\.numpy\(|synchronize\(|
 _COPIES = re.compile(
     r"\.clone\(|\.contiguous\(|deepcopy\(|\.to\(torch\.|\.(double|float|half|bfloat16)\(\)"
 )
+_COPIED_BACKWARD = re.compile(r": (Clone|ToCopy|Copy)Backward")
+# Lines that put together what a loop before them has computed.
+_GATHERS = re.compile(r"\b(stack|cat|concat|vstack|hstack|sum|mean)\(")
 _LAYERS = "torch/nn/modules/"
 _LEAST_SHARE = 0.04
 _MOST_LINES = 3
 # Of a loop, for which values are read in it, so that it cannot become one operator before.
 _READING_SHARE = 0.05
-# Of the time of a loop over samples, what the same work takes at once; a guess with much doubt.
+# Of the time of a loop, what the same work takes at once where it is not known how often it runs.
 _LEFT_OF_LOOP, _DOUBT_OF_LOOP = 0.15, 0.25
 
 
@@ -101,9 +104,11 @@ def _printing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice
 
 def _synchronizing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     if _is_worth(report, lines):
-        reading = _matching(lines, _SYNCS)
-        others_s = _with_backward(report, _seconds(_without(lines, reading)))
-        seconds = _capped(report, _seconds(reading) + others_s)
+        seconds = _seconds(lines)
+        # Of values that are only read, nothing is backward.
+        if len(_matching(lines, _SYNCS)) < len(lines):
+            seconds = _with_backward(report, lines)
+        seconds = _capped(report, seconds)
         count = report.traits.num_syncs
         times = f"; values are read {counted_text(round(count), 'time')} a step" if count else ""
         yield Advice(
@@ -120,8 +125,10 @@ def _synchronizing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[A
 
 def _copying(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     if _is_worth(report, lines):
-        # What is copied forward has a gradient that is copied backward.
-        seconds = _capped(report, _with_backward(report, _seconds(lines)))
+        # What needs a gradient is copied backward as well.
+        has_gradient = any(_COPIED_BACKWARD.search(one.name) for one in report.operators)
+        seconds = _with_backward(report, lines) if has_gradient else _seconds(lines)
+        seconds = _capped(report, seconds)
         yield Advice(
             id="needless-copies",
             problem="Tensors are copied or converted in every step.",
@@ -133,36 +140,67 @@ def _copying(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]
         )
 
 
-def _with_backward(report: StepProfile, seconds: float) -> float:
-    """With as much of the backward pass as it is of the forward pass."""
-    forward_s = report.phases_s.get("forward", 0.0)
+def _with_backward(report: StepProfile, lines: Sequence[LineTime]) -> float:
+    """Seconds of lines, and of their part of the backward pass.
+
+    As large a part of what forward and backward take without the model's own layers, as they are of
+    the lines that call none; where that was not measured, of both passes as they are of forward.
+    """
+    seconds, forward_s = _seconds(lines), report.phases_s.get("forward", 0.0)
+    layers = next((one for one in report.probes if one.advice == LAYERS_ALONE), None)
+    is_outside = not any(_calls_layers(line) for line in lines)
+    if is_outside and layers is not None and layers.ratio is not None:
+        outside_s = layers.affected_s * max(0.0, 1 - layers.ratio.middle)
+        others_s = _seconds([
+            line for line in report.lines if line.part == "step" and not _calls_layers(line)
+        ])  # fmt: skip
+        return max(seconds, outside_s * min(1.0, seconds / others_s)) if others_s else seconds
     if forward_s <= 0:
         return seconds
     share = min(1.0, seconds / forward_s)
     return seconds + share * report.phases_s.get("backward", 0.0)
 
 
+def _calls_layers(line: LineTime) -> bool:
+    return line.through.startswith(_LAYERS)
+
+
 def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     loops: dict[tuple[str, int], list[LineTime]] = defaultdict(list)
     for line in lines:
         # A loop over layers calls each of them once: it is not slow for being a loop.
-        if line.loop is not None and not line.through.startswith(_LAYERS):
+        if line.loop is not None and not _calls_layers(line):
             loops[line.file, line.loop].append(line)
     if not loops:
         return
     worst = max(loops.values(), key=_seconds)
+    worst = [*worst, *_gathering(lines, worst)]
     if not _is_worth(report, worst) or not _has_small_operators(report):
         return
-    seconds = _capped(report, _with_backward(report, _seconds(worst)))
+    seconds = _capped(report, _with_backward(report, worst))
+    # Of small operators, calling them is most of the time: all at once take as long as one.
+    count = max(line.count or 0 for line in worst)
+    left = 1 / count if count > 1 else _LEFT_OF_LOOP
+    times = f"; they run {counted_text(count, 'time')} a step" if count > 1 else ""
+    all_at_once = "as long as one time of it" if count > 1 else "a seventh of its time"
     yield Advice(
         id="python-loop",
         problem="A loop in Python calls operators on small parts of a batch.",
-        because=_because(report, _seconds(worst)),
+        because=_because(report, _seconds(worst)) + times,
         fix="compute all of them at once: batched operators, scatter_add, masks",
-        speedup=speedup_of(report.mean_step_s, (1 - _LEFT_OF_LOOP) * seconds, doubt=_DOUBT_OF_LOOP),
-        basis="if the loop, with its part of the backward pass, took a seventh of its time",
+        speedup=speedup_of(report.mean_step_s, (1 - left) * seconds, doubt=_DOUBT_OF_LOOP),
+        basis=f"if the loop, with its part of the backward pass, took {all_at_once}",
         lines=tuple(worst[:_MOST_LINES]),
     )
+
+
+def _gathering(lines: Sequence[LineTime], loop: Sequence[LineTime]) -> list[LineTime]:
+    """The next line after a loop, if it puts together what was computed there."""
+    last = max(loop, key=lambda line: line.line)
+    later = [line for line in lines if line.file == last.file and line.function == last.function]
+    later = [line for line in later if line.line > last.line and line.loop != last.loop]
+    following = min(later, key=lambda line: line.line, default=None)
+    return [following] if following is not None and _GATHERS.search(following.text) else []
 
 
 def _has_small_operators(report: StepProfile) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatout.schema.tuning import Interval
 
 # Nothing takes no time at all.
-_LEAST_LEFT = 0.02
+_LEAST_LEFT = 0.005
 
 
 def faster(step_s: float, saved: Interval) -> Interval:

@@ -73,7 +73,8 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     From samples of the main thread's stack, taken in steps without a profiler.
     text: the line, stripped. part: `data` where it reads samples, else `step`.
     through: the innermost function of a library that it calls most (`torch/_tensor.py: backward`).
-    loop: first line of the loop that it is in; None if it is in none.
+    loop: first line of the loop that it is in; None if it is in none. count: how often it runs in a
+    step, where that was counted: in loops.
     """
 
     file: str
@@ -85,6 +86,7 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     through: str = ""
     num_samples: int = 0
     loop: int | None = None
+    count: int | None = None
 
     @property
     def place(self) -> str:
@@ -132,6 +134,11 @@ class RoofUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_flop_share: float | None = None
     is_limit_doubtful: bool = False
     reasons: dict[str, str] = {}
+
+
+# The probe of forward and backward without what is outside of the model's layers: no advice, but
+# what advice about lines is predicted from.
+LAYERS_ALONE = "layers-alone"
 
 
 class OperatorProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

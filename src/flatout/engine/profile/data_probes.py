@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -101,16 +102,20 @@ def data_probes(
             if elapsed_s() - began_s > _LONGEST_READING_S:
                 break
     read_s = (elapsed_s() - began_s) / num_read
-    collate(samples)
-    began_s = elapsed_s()
-    collate(samples)
-    collate_s = (elapsed_s() - began_s) / len(samples) * num_samples
+    collate_s = _seconds_of(lambda: collate(samples)) / len(samples) * num_samples
+    not_cached, is_stacked = _caching(session)
+    cached_s = collate_s
+    if is_stacked:
+        # Rows of tensors are kept, of which a batch takes some.
+        rows, order = stacked(samples), torch.randperm(len(samples))
+        took_s = _seconds_of(lambda: [one.index_select(0, order) for one in tensors_in(rows)])
+        cached_s = took_s / len(samples) * num_samples
     lines = sampler.lines(1)
     lines = tuple(_per_step(line, num_samples / num_read) for line in lines)
     whole_s = read_s * num_samples + collate_s
     found = [
         _fixed_ratio(
-            "loader-starved", data_s, min(1.0, collate_s / data_s),
+            "loader-starved", data_s, min(1.0, cached_s / data_s),
             {"data_path": "cached"}, "samples kept in memory, which are only put together",
         ),
     ]  # fmt: skip
@@ -127,7 +132,7 @@ def data_probes(
                 f"{counted_text(num_cores, 'worker')} reading at the same time",
             )
         )  # fmt: skip
-    return found, lines, _why_not_cached(session)
+    return found, lines, not_cached
 
 
 def _fixed_ratio(
@@ -146,9 +151,18 @@ def _per_step(line: LineTime, factor: float) -> LineTime:
     return msgspec.structs.replace(line, seconds=line.seconds * factor)
 
 
-def _why_not_cached(session: Session) -> str | None:
+def _seconds_of(act: Callable[[], object]) -> float:
+    """Of the second time: the first one makes memory ready."""
+    act()
+    began_s = elapsed_s()
+    act()
+    return elapsed_s() - began_s
+
+
+def _caching(session: Session) -> tuple[str | None, bool]:
+    """Why samples cannot be kept in memory, if they cannot; whether as rows of tensors."""
     try:
-        caching_of(session.train_data, session.experiment.collate)
+        caching = caching_of(session.train_data, session.experiment.collate)
     except UsageError as error:
-        return error.because or error.problem
-    return None
+        return error.because or error.problem, False
+    return None, caching.is_stacked

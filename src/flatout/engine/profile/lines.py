@@ -17,11 +17,11 @@ import sys
 import sysconfig
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 from flatout.schema.step_profile import LineTime
 from flatout.system.clock import elapsed_s
@@ -137,7 +137,7 @@ class LineSampler:
             return
         place = _Place(
             frame.f_code.co_filename,
-            frame.f_lineno,
+            _line_of(frame),
             frame.f_code.co_name,
             self._part or self._part_above(frame),
         )
@@ -162,6 +162,47 @@ class LineSampler:
         if known is None:
             known = self._is_user[file] = is_user_code(file)
         return known
+
+
+def _line_of(frame: FrameType) -> int:
+    """The line where a frame is; of what has none, such as the jump back of a loop, the one before.
+
+    Python runs handlers of signals just there.
+    """
+    line: int | None = frame.f_lineno
+    if line is not None:
+        return line
+    before = frame.f_code.co_firstlineno
+    for start, _, line in frame.f_code.co_lines():
+        if start > frame.f_lasti:
+            break
+        before = line or before
+    return before
+
+
+def counted_lines(act: Callable[[], object], files: Collection[str]) -> Counter[tuple[str, int]]:
+    """How often each line of some files runs in a call, in functions that it enters.
+
+    Of nothing where a debugger, or the like, traces this thread already.
+    """
+    counts: Counter[tuple[str, int]] = Counter()
+    if sys.gettrace() is not None:
+        return counts
+
+    def see_line(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            counts[frame.f_code.co_filename, frame.f_lineno] += 1
+        return see_line
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        return see_line if frame.f_code.co_filename in files else None
+
+    sys.settrace(enter)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+    return counts
 
 
 class _Loops:

@@ -24,7 +24,7 @@ from flatout.engine.session.session import Session
 from flatout.engine.step.step import value_and_count
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.schema.recipe import Precision
-from flatout.schema.step_profile import OperatorProbe
+from flatout.schema.step_profile import LAYERS_ALONE, OperatorProbe
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
@@ -50,6 +50,11 @@ class StepTimes:
         known = self.phases_s.get("forward", 0.0) + self.phases_s.get("backward", 0.0)
         others = self.phases_s.get("data", 0.0) + self.phases_s.get("optimizer", 0.0)
         return known or max(0.0, self.step_s - others)
+
+    @property
+    def computed_s(self) -> float:
+        """Of all but waiting for data."""
+        return max(0.0, self.step_s - self.phases_s.get("data", 0.0))
 
 
 class Probes:
@@ -121,6 +126,7 @@ class Probes:
                 changes={"activation_checkpointing": False},
                 note="without computing activations again",
             )
+        yield self._layers_alone()
         yield self._larger_batch()
 
     def _run(
@@ -135,15 +141,8 @@ class Probes:
         """Forward and backward of the batch, once for each call."""
         loss = self._session.experiment.loss
         assert loss is not None
-        settings = precision.forward_settings(
-            precision_name or self._recipe.precision.value,
-            attention or self._recipe.attention.value,
-            self._session.device,
-        )
-        placed = self._batch if batch is None else batch
-        place = place or self._place
-        if place is not None:
-            placed = place(placed)
+        settings = self._settings(precision_name, attention)
+        placed = self._placed(batch, place)
 
         def run() -> None:
             with settings():
@@ -154,6 +153,22 @@ class Probes:
 
         return run
 
+    def _settings(
+        self, precision_name: Precision | None = None, attention: Any = None
+    ) -> Callable[[], AbstractContextManager[Any]]:
+        """Those of the forward pass, as the recipe says where nothing else is given."""
+        return precision.forward_settings(
+            precision_name or self._recipe.precision.value,
+            attention or self._recipe.attention.value,
+            self._session.device,
+        )
+
+    def _placed(self, batch: Any = None, place: Any = None) -> Any:
+        """The batch where the model is."""
+        placed = self._batch if batch is None else batch
+        place = place or self._place
+        return place(placed) if place is not None else placed
+
     def _passes(
         self,
         advice: str,
@@ -162,8 +177,12 @@ class Probes:
         changes: dict[str, Any] | None = None,
         note: str,
         around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        affected_s: float | None = None,
     ) -> OperatorProbe:
-        """Forward and backward of one batch, as it is and changed, in turns."""
+        """Forward and backward of one batch, as it is and changed, in turns.
+
+        affected_s: of a step, by the change; None: forward and backward.
+        """
         ratio, problem = None, None
         try:
             before, after = self._run(self._session.model), changed()
@@ -173,7 +192,7 @@ class Probes:
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return OperatorProbe(
             advice=advice,
-            affected_s=self._times.passes_s,
+            affected_s=self._times.passes_s if affected_s is None else affected_s,
             ratio=ratio,
             changes=changes or {},
             note=f"forward and backward of one batch {note}",
@@ -213,7 +232,43 @@ class Probes:
                 changes={"num_threads": count},
                 note=f"with num_threads={count}",
                 around=lambda count=count: _with_threads(count),  # type: ignore[misc]
+                # The optimizer's operators are shared out as well.
+                affected_s=self._times.computed_s,
             )
+
+    def _layers_alone(self) -> OperatorProbe:
+        """The model's own calls in forward and backward, without the rest of the loss."""
+        return self._passes(
+            LAYERS_ALONE, self._calls_of_model, note="without what is outside of the model's layers"
+        )
+
+    def _calls_of_model(self) -> Callable[[], None]:
+        """Forward and backward of each call of the model that the loss makes, with its inputs."""
+        model, loss = self._session.model, self._session.experiment.loss
+        assert loss is not None
+        calls: list[tuple[Any, Any]] = []
+        handle = model.register_forward_pre_hook(
+            lambda _, args, kwargs: calls.append((_leaves(args), _leaves(kwargs))),
+            with_kwargs=True,
+        )
+        settings = self._settings()
+        try:
+            with settings():
+                loss(model, self._placed())
+        finally:
+            handle.remove()
+        if not calls:
+            raise ValueError("the loss does not call the model itself")
+
+        def run() -> None:
+            with settings():
+                results = [model(*args, **kwargs) for args, kwargs in calls]
+            ends = [one for one in tensors_in(results) if one.requires_grad]
+            torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
+            for weight in model.parameters():
+                weight.grad = None
+
+        return run
 
     def _larger_batch(self) -> OperatorProbe:
         """The same batch several times over, as one: its time per sample."""
@@ -275,6 +330,14 @@ class Probes:
             note="the optimizer's step, fused",
             problem=problem,
         )
+
+
+def _leaves(values: Any) -> Any:
+    """The same values without the graph that they come from."""
+    return with_tensors(
+        values,
+        iter([one.detach().requires_grad_(one.requires_grad) for one in tensors_in(values)]),
+    )
 
 
 def _steps_of(optimizers: Optimizers) -> Callable[[], None]:

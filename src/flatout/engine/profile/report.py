@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from flatout import __version__
 from flatout.engine.profile.compiles import CompileWatch
 from flatout.engine.profile.data_probes import data_probes, padding_of
 from flatout.engine.profile.events import TraceReport, profile_report
-from flatout.engine.profile.lines import LineSampler
+from flatout.engine.profile.lines import LineSampler, counted_lines
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.probes import Probes, StepTimes
 from flatout.engine.profile.split import MeasuredSteps
@@ -187,8 +188,9 @@ class Profiler:
         return _Made(
             steps=steps,
             profiler=profiler,
-            # Sampling makes steps slower: their lines are as long as in the others.
-            lines=sampler.lines(num_sampled * max(1.0, sampled_s / steps.mean_s)),
+            # Sampling makes steps slower, other programs some of them: lines as long as in a
+            # plain step.
+            lines=self._with_counts(sampler.lines(num_sampled * sampled_s / steps.mean_s)),
             sampled_s=sampled_s,
             samples_per_step=num_samples / count,
             compiled=compiled,
@@ -206,6 +208,19 @@ class Profiler:
         with sampler.running():
             took_s = sum(self._loop.timed(count))
         return sampler, count, took_s / count
+
+    def _with_counts(self, lines: Sequence[LineTime]) -> tuple[LineTime, ...]:
+        """Lines in loops with how often they run in a step."""
+        files = {line.file for line in lines if line.loop is not None and line.part == "step"}
+        if not files:
+            return tuple(lines)
+        counts = counted_lines(self._loop.make, files)
+        return tuple(
+            msgspec.structs.replace(line, count=counts.get((line.file, line.line)))
+            if line.file in files
+            else line
+            for line in lines
+        )
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
@@ -330,6 +345,8 @@ def _plain_steps(
     loop: StepLoop, timer: MarkingTimer, count: int
 ) -> tuple[list[float], dict[str, float]]:
     """Seconds of each of so many steps, and their mean seconds in each part."""
+    # What was done since the last step is no part of these.
+    timer.mark("other")
     before = timer.split_s()
     step_s = loop.timed(count)
     return step_s, _per_step(timer.split_s(), before, count)

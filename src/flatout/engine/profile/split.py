@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flatout.engine.profile.kinds import is_sync, kernel_part, operator_part
@@ -17,6 +17,8 @@ WHOLE_PHASES: dict[str, Part] = {
     "data": "data", "copy": "copy", "exchange": "communication", "optimizer": "optimizer",
 }  # fmt: skip
 _OPTIMIZER_SCOPES = ("Optimizer.step", "Optimizer.zero_grad")
+# torch.compile at work: operators in it are called with tensors that have no data.
+_COMPILING = " (dynamo_timed)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,7 @@ def without_profiler(
 ) -> Corrected:
     """The events of the window's thread, corrected, with the parts of a step that they are."""
     own = corrected_self_s(events, window, steps)
-    is_optimizer = under_optimizer(events)
+    is_optimizer, is_compiling = under_optimizer(events), under_compiler(events)
     found: list[tuple[str, Part, float]] = []
     top_s: dict[str, float] = defaultdict(float)
     num_top: dict[str, int] = defaultdict(int)
@@ -164,7 +166,8 @@ def without_profiler(
         if not _is_counted(event, window) or event.thread != window.thread:
             continue
         phase = window.phase_at(event.start_s)
-        part = "optimizer" if is_optimizer[number] else operator_part(event.name)
+        part: Part = "host" if is_compiling[number] else operator_part(event.name)
+        part = "optimizer" if is_optimizer[number] else part
         found.append((phase, part, own[number]))
         if event.parent is None:
             top_s[phase] += event.took_s
@@ -175,10 +178,19 @@ def without_profiler(
 
 def under_optimizer(events: Sequence[TraceEvent]) -> list[bool]:
     """Of each event, whether it is part of an optimizer's step, as torch itself notes that."""
+    return _under(events, lambda name: name.startswith(_OPTIMIZER_SCOPES))
+
+
+def under_compiler(events: Sequence[TraceEvent]) -> list[bool]:
+    """Of each event, whether it is part of torch.compile's own work."""
+    return _under(events, lambda name: name.endswith(_COMPILING))
+
+
+def _under(events: Sequence[TraceEvent], is_scope: Callable[[str], bool]) -> list[bool]:
     found: list[bool] = []
     for event in events:
         above = event.parent is not None and event.parent < len(found) and found[event.parent]
-        found.append(above or event.name.startswith(_OPTIMIZER_SCOPES))
+        found.append(above or is_scope(event.name))
     return found
 
 

@@ -16,6 +16,7 @@ from flatout.engine.profile.split import (
     device_part,
     event_cost_s,
     is_own,
+    under_compiler,
     under_optimizer,
 )
 from flatout.engine.profile.trace_event import LAYER, TraceEvent
@@ -156,11 +157,13 @@ class TraceTables:
 
     def num_operators(self) -> float:
         """Operators that do something themselves, in a step; not those of the optimizer."""
+        is_compiling = under_compiler(self._events)
         own = [
             event
-            for event, is_optimizer in zip(self._events, self._is_optimizer, strict=True)
+            for number, event in enumerate(self._events)
             if self._is_counted(event)
-            and not is_optimizer
+            and not self._is_optimizer[number]
+            and not is_compiling[number]
             and self._window.phase_at(event.start_s) not in WHOLE_PHASES
             and "::" in event.name
             and operator_part(event.name) != "host"
