@@ -40,8 +40,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A planted bottleneck. expected: ids of advice that name it.
 
     name: of the case in bottleneck_experiments.py. uses: recipe fields that plant it, or that keep
-    another one out. settings, fixed: of the experiment with it, and without it. needs_bf16: there is
-    none where a CPU computes bf16 as fp32.
+    another one out. settings, fixed: of the experiment with it, and without it. needs_bf16: it is no
+    bottleneck where a CPU computes bf16 as fp32.
     """
 
     expected: tuple[str, ...]

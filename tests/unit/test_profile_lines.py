@@ -73,8 +73,9 @@ def test_sampler_takes_the_line_before_where_python_has_none() -> None:
     sampler = LineSampler()
     with sampler.running():
         jump_without_line(time.perf_counter() + 0.1)
+    own = [one for one in sampler.lines(1) if one.function == "jump_without_line"]
     # Those of the loop only: neither the function's first line, nor an error.
-    assert {one.line - first for one in sampler.lines(1)} <= {2, 3, 4, 5, 6}
+    assert own and {one.line - first for one in own} <= {2, 3, 4, 5, 6}
 
 
 def test_sampler_takes_the_first_line_of_a_function_that_has_none() -> None:
@@ -82,7 +83,8 @@ def test_sampler_takes_the_first_line_of_a_function_that_has_none() -> None:
     sampler = LineSampler()
     with sampler.running():
         without_lines(0.05)
-    assert {one.line for one in sampler.lines(1)} == {spin.__code__.co_firstlineno}
+    own = [one for one in sampler.lines(1) if one.function == "spin"]
+    assert {one.line for one in own} == {spin.__code__.co_firstlineno}
 
 
 def test_lines_are_counted_in_the_given_files_only() -> None:
