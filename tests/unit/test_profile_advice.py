@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support.step_profiles import MS, line, probe, report
 
+from flatout.bench.table_texts import ratio_text
 from flatout.monitor.advice import MOST_ADVICE, advice_for
 from flatout.monitor.script_advice import script_advice
 from flatout.schema.step_profile import (
@@ -18,6 +19,7 @@ from flatout.schema.step_profile import (
     StepProfile,
     StepTraits,
 )
+from flatout.schema.tuning import Interval
 
 
 def ids(made: StepProfile) -> list[str]:
@@ -189,13 +191,20 @@ def test_line_that_puts_together_what_a_loop_computes_belongs_to_the_loop() -> N
 
 
 def test_loop_that_runs_often_leaves_little_when_all_is_computed_at_once() -> None:
-    lines = (line("losses.append(cross_entropy(row, label))", 3, loop=1, count=50),)
+    lines = (
+        line("losses.append(cross_entropy(row, label))", 3, 2, loop=1, count=50),
+        line("for row in rows:", 0.01, 1, loop=1, count=51),
+    )
     traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
     made = report(lines=lines, traits=traits, probes=(probe(LAYERS_ALONE, 1 / 9),))
     found = next(one for one in advice_for(made) if one.id == "python-loop")
     # All but 1 ms of 9, of which a fiftieth stays.
     assert found.speedup.middle == pytest.approx(10 / (10 - 8 * 49 / 50))
     assert "they run 50 times a step" in found.because
+
+
+def test_speedup_of_hundreds_is_shown_in_whole_numbers() -> None:
+    assert ratio_text(Interval(middle=63.342, low=4.5, high=200)) == "x63.34 [4.50, 200]"
 
 
 def test_loop_over_layers_is_no_loop_to_remove() -> None:

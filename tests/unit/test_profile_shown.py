@@ -96,6 +96,14 @@ def test_lines_and_memory_fit_80_columns() -> None:
     assert "98 %" in memory[1]
 
 
+def test_long_name_of_a_file_leaves_the_number_of_the_line() -> None:
+    made = whole()
+    long = msgspec.structs.replace(made.lines[0], file="the_experiment_of_last_winter.py", line=1234)
+    [shown] = [str(one) for one in line_lines([long], made, 80)]
+    assert shown.startswith("  the_experiment_of_last…:1234  ")
+    assert len(shown) <= 80
+
+
 def test_unknown_memory_has_its_reason() -> None:
     [shown] = memory_lines(report(memory=MemoryUse(reason="no allocations")))
     assert shown == "  unknown: no allocations"

@@ -151,4 +151,6 @@ def _md(text: str) -> str:
 
 
 def _short(ratio: float) -> str:
-    return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.2g}"
+    if ratio >= 100:
+        return f"{ratio:,.0f}"
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"

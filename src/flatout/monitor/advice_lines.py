@@ -179,7 +179,10 @@ def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]
         return
     seconds = _capped(report, _with_backward(report, worst))
     # Of small operators, calling them is most of the time: all at once take as long as one.
-    count = max(line.count or 0 for line in worst)
+    turns = [line for line in worst if line.loop is not None]
+    # The line of `for` itself runs once more.
+    turns = [line for line in turns if line.line != line.loop] or turns
+    count = max(line.count or 0 for line in turns)
     left = 1 / count if count > 1 else _LEFT_OF_LOOP
     times = f"; they run {counted_text(count, 'time')} a step" if count > 1 else ""
     all_at_once = "as long as one time of it" if count > 1 else "a seventh of its time"

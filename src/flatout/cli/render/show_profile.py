@@ -178,14 +178,18 @@ def line_lines(lines: Sequence[LineTime], report: StepProfile, width: int) -> It
     """Lines of the user's code, with their time in a step."""
     if not lines:
         return
-    places = [f"{Path(line.file).name}:{line.line}" for line in lines]
-    place_width = min(28, max(map(len, places)))
+    names = [Path(line.file).name for line in lines]
+    places = [
+        f"{cut(name, 27 - len(str(line.line)))}:{line.line}"
+        for name, line in zip(names, lines, strict=True)
+    ]
+    place_width = max(map(len, places))
     room = width - place_width - 2 - 2 - 2 * (_NUMBER_WIDTH + 1)
     for line, place in zip(lines, places, strict=True):
         text = cut(line.text, room)
         share = percent_text(line.seconds / report.mean_step_s)
         yield Text.assemble(
-            f"  {cut(place, place_width):<{place_width}}  ",
+            f"  {place:<{place_width}}  ",
             (f"{text:<{room}}", "dim"),
             f" {seconds_text(line.seconds):>{_NUMBER_WIDTH}} {share:>{_NUMBER_WIDTH}}",
         )
