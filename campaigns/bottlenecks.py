@@ -40,8 +40,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A planted bottleneck. expected: ids of advice that name it.
 
     name: of the case in bottleneck_experiments.py. uses: recipe fields that plant it, or that keep
-    another one out. settings, fixed: of the experiment with it, and without it. needs_bf16: it is no
-    bottleneck where a CPU computes bf16 as fp32.
+    another one out. settings, fixed: of the experiment with it, and without it. needs_bf16: a CPU
+    that computes bf16 as fp32 does not have this bottleneck.
     """
 
     expected: tuple[str, ...]
@@ -194,7 +194,11 @@ def _line(one: Outcome) -> str:
 
 
 def _write(
-    outcomes: list[Outcome], machine: Machine, options: argparse.Namespace, load: Load | None
+    outcomes: list[Outcome],
+    machine: Machine,
+    options: argparse.Namespace,
+    load: Load | None,
+    left_out: list[str],
 ) -> None:
     counts = {
         "planted is first": sum(one.is_first for one in outcomes),
@@ -204,7 +208,7 @@ def _write(
     measurements = [Measurement(name=name, value=n, unit="cases") for name, n in counts.items()]
     details = {
         "outcomes": msgspec.to_builtins(outcomes), "beside": options.beside,
-        "pairs": options.pairs, "load": msgspec.to_builtins(load),
+        "pairs": options.pairs, "load": msgspec.to_builtins(load), "left_out": left_out,
     }  # fmt: skip
     name = "bottlenecks" + ("" if options.beside == "none" else f"-beside-{options.beside}")
     write_result(name, machine, measurements, details, Path(options.out))
@@ -228,9 +232,13 @@ def main() -> int:
     machine = read_machine()
     print(machine_text(machine), flush=True)
     absent = [name for name, (case, _) in chosen.items() if case.needs_bf16]
-    if absent and not {"avx512_bf16", "amx_tile"} & set(machine.cpu.features):
+    if {"avx512_bf16", "amx_tile"} & set(machine.cpu.features):
+        absent = []
+    if absent:
         print(f"left out, as this CPU computes bf16 as fp32: {', '.join(absent)}", flush=True)
         chosen = {name: pair for name, pair in chosen.items() if name not in absent}
+    if not chosen:
+        return 2
     outcomes: list[Outcome] = []
     watch = LoadWatch()
     for name, (case, is_held_out) in chosen.items():
@@ -243,7 +251,7 @@ def main() -> int:
         print(_line(outcomes[-1]), flush=True)
         if not options.only:
             # After each: a run of all takes long, and may be interrupted.
-            _write(outcomes, machine, options, watch.load())
+            _write(outcomes, machine, options, watch.load(), absent)
     num_first = sum(one.is_first for one in outcomes)
     num_close = sum(one.is_close for one in outcomes)
     print(f"{num_first} of {len(outcomes)} first, {num_close} predicted within {TOLERANCE:.0%}")

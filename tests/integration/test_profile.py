@@ -6,19 +6,22 @@ import json
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import torch
 from support.busy_machine import first_good
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.engine.profile.data_probes import cut, data_probes, padding_of, repeated
 from flatout.engine.profile.events import profile_report
+from flatout.engine.profile.lines import LineSampler
 from flatout.engine.profile.memory import memory_use
+from flatout.engine.profile.probes import Probes, StepTimes
 from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.steps import built_for, session_of
@@ -30,7 +33,7 @@ from flatout.monitor.advice import advice_for
 from flatout.runs.profile import ProfileCommand, profile
 from flatout.runs.start import specify
 from flatout.schema.profile_protocol import ProfileRequest
-from flatout.schema.step_profile import LAYERS_ALONE, StepProfile
+from flatout.schema.step_profile import MODEL_ALONE, StepProfile
 from flatout.schema.train_request import TrainRequest
 
 EXPERIMENT = """
@@ -175,16 +178,103 @@ def test_values_that_are_read_are_the_first_advice(tmp_path: Path) -> None:
     assert (report.traits.num_syncs or 0) >= 128
 
 
-def test_loop_outside_of_layers_is_known_by_its_turns_and_by_the_layers_alone(
+@pytest.mark.skipif(sys.platform == "win32", reason="lines cannot be sampled there")
+def test_loop_outside_of_the_model_is_counted_and_measured_against_the_model_alone(
     tmp_path: Path,
 ) -> None:
     body = "for row in inputs.repeat(8, 1):\n        row.mul(2).sum()"
     report = report_of(written(tmp_path, body=body))
-    [layers] = [probe for probe in report.probes if probe.advice == LAYERS_ALONE]
-    # Twice the time for what is outside of layers is not a matter of a busy machine.
-    assert layers.ratio is not None and layers.ratio.middle < 0.5
+    [model] = [probe for probe in report.probes if probe.advice == MODEL_ALONE]
+    # Twice the time for what is outside of it is not a matter of a busy machine.
+    assert model.ratio is not None and model.ratio.middle < 0.5
     loop = next(line for line in report.lines if "row.mul" in line.text)
     assert loop.count == 128
+    assert not loop.is_in_model
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="lines cannot be sampled there")
+def test_lines_of_a_forward_pass_are_in_the_model_and_others_are_not() -> None:
+    class Slow(nn.Module):
+        def forward(self, seconds: float) -> None:
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+
+    model, sampler = Slow(), LineSampler()
+    with sampler.running():
+        model(0.1)
+    assert {one.is_in_model for one in sampler.lines(1) if one.function == "forward"} == {True}
+    sampler = LineSampler()
+    with sampler.running():
+        Slow.forward(model, 0.1)
+    assert {one.is_in_model for one in sampler.lines(1) if one.function == "forward"} == {False}
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def replayed(
+    model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], batch: Tensor
+) -> tuple[int, int]:
+    """How often a loss calls a model, and how often its calls alone do, with gradients cleared."""
+    count = 0
+    experiment = SimpleNamespace(loss=loss)
+    recipe = SimpleNamespace(
+        precision=SimpleNamespace(value="fp32"), attention=SimpleNamespace(value="auto"),
+        memory_format=SimpleNamespace(value="contiguous"),
+    )  # fmt: skip
+    session: Any = SimpleNamespace(
+        model=model, experiment=experiment, recipe=recipe, device=torch.device("cpu")
+    )
+
+    def see(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    model.register_forward_hook(see)
+    probes = Probes(session, (batch, len(batch)), StepTimes(step_s=1.0, phases_s={}))
+    run = probes._calls_of_model()
+    once, count = count, 0
+    run()
+    assert all(weight.grad is None for weight in model.parameters())
+    return once, count
+
+
+def test_calls_of_a_model_are_repeated_as_the_loss_makes_them() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, *, inputs: Tensor) -> dict[str, Any]:
+            return {"pair": Pair(self.linear(inputs), inputs)}
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = model(inputs=batch)["pair"].first
+        # The second call's inputs need a gradient, and come from the first.
+        first = model(inputs=batch)["pair"].first
+        second: Tensor = model(inputs=first)["pair"].first
+        return (second - target).square().mean()
+
+    assert replayed(Named(), loss, torch.randn(2, 4)) == (3, 3)
+
+
+def test_model_that_the_loss_does_not_call_cannot_be_measured_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="no call of the model was seen"):
+        replayed(model, lambda model, batch: model[0](batch).mean(), torch.randn(2, 4))  # type: ignore[index]
+
+
+def test_results_without_a_gradient_cannot_be_measured() -> None:
+    class Detached(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).detach()
+
+    with pytest.raises(ValueError, match="no tensors with a gradient"):
+        replayed(Detached(4, 4), lambda model, batch: model(batch).mean(), torch.randn(2, 4))
 
 
 def test_failing_experiment_is_its_own_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from flatout.bench.table_texts import ratio_text
 from flatout.monitor.advice import MOST_ADVICE, advice_for
 from flatout.monitor.script_advice import script_advice
 from flatout.schema.step_profile import (
-    LAYERS_ALONE,
+    MODEL_ALONE,
     OperatorProbe,
     OperatorTime,
     Part,
@@ -160,9 +160,9 @@ def test_loop_of_small_operators_is_named_with_its_part_of_the_backward_pass() -
     assert found.speedup.middle == pytest.approx(10 / (10 - 0.85 * 4.5))
 
 
-@pytest.mark.parametrize(("layers_ratio", "left_ms"), [(0.75, 8.0), (0.25, 4.6)])
-def test_copies_have_their_part_of_what_the_step_is_outside_of_layers(
-    layers_ratio: float, left_ms: float
+@pytest.mark.parametrize(("model_ratio", "left_ms"), [(0.75, 8.0), (0.25, 4.6)])
+def test_copies_have_their_part_of_what_the_step_is_outside_of_the_model(
+    model_ratio: float, left_ms: float
 ) -> None:
     lines = (
         line("x = inputs.clone()", 2, through="torch/_tensor.py: clone"),
@@ -170,22 +170,26 @@ def test_copies_have_their_part_of_what_the_step_is_outside_of_layers(
         line("x = model(x)", 3, 3, through="torch/nn/modules/linear.py: forward"),
     )
     # Of 9 ms forward and backward, a quarter (less than the lines take) or three quarters.
-    made = report(lines=lines, probes=(probe(LAYERS_ALONE, layers_ratio),))
+    made = report(lines=lines, probes=(probe(MODEL_ALONE, model_ratio),))
     name = "autograd::engine::evaluate_function: CloneBackward0"
     node = OperatorTime(name=name, calls=1, self_s=0.0, total_s=0.1 * MS)
     [found] = advice_for(msgspec.structs.replace(made, operators=(node,)))
     assert found.speedup.middle == pytest.approx(10 / left_ms)
-    # Without a node of autograd, what is copied has no gradient.
-    [found] = advice_for(made)
-    assert found.speedup.middle == pytest.approx(10 / 8)
+    # Without a node of autograd outside of layers, what is copied has no gradient.
+    inside = msgspec.structs.replace(node, layer="layers.0")
+    for operators in ((), (inside,)):
+        [found] = advice_for(msgspec.structs.replace(made, operators=operators))
+        assert found.speedup.middle == pytest.approx(10 / 8)
 
 
 def test_line_that_puts_together_what_a_loop_computes_belongs_to_the_loop() -> None:
     loop = line("losses.append(cross_entropy(row, label))", 2, 5, loop=4, count=50)
     traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
-    for text, seconds_ms in (("return torch.stack(losses).mean()", 9.0), ("return losses", 6.0)):
-        lines = (loop, line(text, 1, 6))
-        made = report(lines=lines, traits=traits, probes=(probe(LAYERS_ALONE, 0.0),))
+    together = line("return torch.stack(losses).mean()", 1, 6)
+    far, other = (line(together.text, 1, 60), line("return losses", 1, 6))
+    for following, seconds_ms in ((together, 9.0), (far, 6.0), (other, 6.0)):
+        lines = (loop, following)
+        made = report(lines=lines, traits=traits, probes=(probe(MODEL_ALONE, 0.0),))
         found = next(one for one in advice_for(made) if one.id == "python-loop")
         assert found.speedup.middle == pytest.approx(10 / (10 - seconds_ms * 49 / 50))
 
@@ -196,11 +200,38 @@ def test_loop_that_runs_often_leaves_little_when_all_is_computed_at_once() -> No
         line("for row in rows:", 0.01, 1, loop=1, count=51),
     )
     traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
-    made = report(lines=lines, traits=traits, probes=(probe(LAYERS_ALONE, 1 / 9),))
+    made = report(lines=lines, traits=traits, probes=(probe(MODEL_ALONE, 1 / 9),))
     found = next(one for one in advice_for(made) if one.id == "python-loop")
     # All but 1 ms of 9, of which a fiftieth stays.
     assert found.speedup.middle == pytest.approx(10 / (10 - 8 * 49 / 50))
-    assert "they run 50 times a step" in found.because
+    assert "the loop's body runs 50 times a step" in found.because
+
+
+def test_loop_in_the_model_has_its_part_of_both_passes_as_of_forward() -> None:
+    # The model alone takes as long as all: nothing is outside of it.
+    lines = (line("state = cell(row, state)", 2, loop=1, is_in_model=True),)
+    traits = StepTraits(num_operators=1000, num_cores=2, not_compiled="-")
+    made = report(lines=lines, traits=traits, probes=(probe(MODEL_ALONE, 1.0),))
+    found = next(one for one in advice_for(made) if one.id == "python-loop")
+    assert found.speedup.middle == pytest.approx(10 / (10 - 0.85 * 4.5))
+
+
+@pytest.mark.parametrize(
+    ("num_operators", "micro_batch_size", "left"),
+    [(1000, 64, 1 / 50), (1000, 4, 16 / 50), (112.5, 64, 0.75)],
+)
+def test_what_stays_of_a_loop_is_each_micro_batch_at_once_and_the_computing(
+    num_operators: float, micro_batch_size: int, left: float
+) -> None:
+    # 9 ms in 112.5 operators are 80 us for each, of which 20 are for calling it.
+    lines = (line("losses.append(cross_entropy(row, label))", 4, 2, loop=1, count=50),)
+    traits = StepTraits(num_operators=num_operators, num_cores=2, not_compiled="-", batch_size=64)
+    made = report(
+        lines=lines, traits=traits, recipe={"micro_batch_size": micro_batch_size},
+        probes=(probe(MODEL_ALONE, 0.0),),
+    )  # fmt: skip
+    found = next(one for one in advice_for(made) if one.id == "python-loop")
+    assert found.speedup.middle == pytest.approx(10 / (10 - 9 * (1 - left)))
 
 
 def test_speedup_of_hundreds_is_shown_in_whole_numbers() -> None:

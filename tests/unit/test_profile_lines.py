@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.profile.lines import LineSampler, counted_lines, is_user_code
+from flatout.engine.profile.lines import LineSampler, count_lines, is_user_code
 
 
 def spin(seconds: float) -> int:
@@ -74,8 +74,9 @@ def test_sampler_takes_the_line_before_where_python_has_none() -> None:
     with sampler.running():
         jump_without_line(time.perf_counter() + 0.1)
     own = [one for one in sampler.lines(1) if one.function == "jump_without_line"]
-    # Those of the loop only: neither the function's first line, nor an error.
-    assert own and {one.line - first for one in own} <= {2, 3, 4, 5, 6}
+    # The first line is where a signal is handled that came before the call.
+    assert own and {one.line - first for one in own} <= {0, 2, 3, 4, 5, 6}
+    assert max(own, key=lambda one: one.num_samples).line > first
 
 
 def test_sampler_takes_the_first_line_of_a_function_that_has_none() -> None:
@@ -87,6 +88,7 @@ def test_sampler_takes_the_first_line_of_a_function_that_has_none() -> None:
     assert {one.line for one in own} == {spin.__code__.co_firstlineno}
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces: coverage")
 def test_lines_are_counted_in_the_given_files_only() -> None:
     def summed() -> int:
         total = 0
@@ -94,7 +96,7 @@ def test_lines_are_counted_in_the_given_files_only() -> None:
             total += number
         return len(json.dumps([total]))
 
-    counts = counted_lines(summed, {__file__})
+    counts = count_lines(summed, {__file__})
     first = summed.__code__.co_firstlineno
     assert counts[__file__, first + 3] == 5
     assert {file for file, _ in counts} == {__file__}
@@ -105,12 +107,13 @@ def test_no_line_is_counted_where_something_else_traces() -> None:
     def traces(*_: object) -> None:
         return None
 
+    before = sys.gettrace()
     sys.settrace(traces)
     try:
-        counts = counted_lines(lambda: spin(0.001), {__file__})
+        counts = count_lines(lambda: spin(0.001), {__file__})
         is_kept = sys.gettrace() is traces
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     assert not counts and is_kept
 
 

@@ -98,7 +98,9 @@ def test_lines_and_memory_fit_80_columns() -> None:
 
 def test_long_name_of_a_file_leaves_the_number_of_the_line() -> None:
     made = whole()
-    long = msgspec.structs.replace(made.lines[0], file="the_experiment_of_last_winter.py", line=1234)
+    long = msgspec.structs.replace(
+        made.lines[0], file="the_experiment_of_last_winter.py", line=1234
+    )
     [shown] = [str(one) for one in line_lines([long], made, 80)]
     assert shown.startswith("  the_experiment_of_last…:1234  ")
     assert len(shown) <= 80

@@ -8,8 +8,9 @@ from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.kinds import is_pageable_copy, kernel_part, operator_part
 from flatout.engine.profile.memory import Allocation, last_step, of_device, peak_use
 from flatout.engine.profile.split import ON_CPU, MeasuredSteps, window_of
-from flatout.engine.profile.tables import OPTIMIZER, OUTSIDE, moved_bytes
+from flatout.engine.profile.tables import OPTIMIZER, moved_bytes
 from flatout.engine.profile.trace_event import BEGIN, LAYER, MARK, TraceEvent
+from flatout.schema.step_profile import OUTSIDE
 
 MS = 1e-3
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from flatout.monitor.speedups import speedup_of
-from flatout.schema.step_profile import LAYERS_ALONE, Advice, LineTime, StepProfile
+from flatout.schema.step_profile import MODEL_ALONE, OUTSIDE, Advice, LineTime, StepProfile
 from flatout.schema.units import counted_text, percent_text, seconds_text
 
 _PRINTS = re.compile(r"\bprint\(|\blogg(er|ing)\.|\bsys\.std(out|err)\.|\bwarnings\.warn\(")
@@ -25,6 +25,9 @@ _MOST_LINES = 3
 _READING_SHARE = 0.05
 # Of the time of a loop, what the same work takes at once where it is not known how often it runs.
 _LEFT_OF_LOOP, _DOUBT_OF_LOOP = 0.15, 0.25
+# Calling an operator in both passes takes about as long, with what Python does before.
+_CALL_S = 2e-5
+_MOST_LINES_BETWEEN = 3
 
 
 def line_advice(report: StepProfile) -> Iterator[Advice]:
@@ -126,7 +129,10 @@ def _synchronizing(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[A
 def _copying(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]:
     if _is_worth(report, lines):
         # What needs a gradient is copied backward as well.
-        has_gradient = any(_COPIED_BACKWARD.search(one.name) for one in report.operators)
+        has_gradient = any(
+            _COPIED_BACKWARD.search(one.name) and one.layer in ("", OUTSIDE)
+            for one in report.operators
+        )
         seconds = _with_backward(report, lines) if has_gradient else _seconds(lines)
         seconds = _capped(report, seconds)
         yield Advice(
@@ -143,16 +149,16 @@ def _copying(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]
 def _with_backward(report: StepProfile, lines: Sequence[LineTime]) -> float:
     """Seconds of lines, and of their part of the backward pass.
 
-    As large a part of what forward and backward take without the model's own layers, as they are of
-    the lines that call none; where that was not measured, of both passes as they are of forward.
+    As large a part of what both passes take outside of the model, as they are of the lines there;
+    of lines in the model, or where that was not measured, of both passes as they are of forward.
     """
     seconds, forward_s = _seconds(lines), report.phases_s.get("forward", 0.0)
-    layers = next((one for one in report.probes if one.advice == LAYERS_ALONE), None)
-    is_outside = not any(_calls_layers(line) for line in lines)
-    if is_outside and layers is not None and layers.ratio is not None:
-        outside_s = layers.affected_s * max(0.0, 1 - layers.ratio.middle)
+    model = next((one for one in report.probes if one.advice == MODEL_ALONE), None)
+    is_outside = not any(_is_in_model(line) for line in lines)
+    if is_outside and model is not None and model.ratio is not None:
+        outside_s = model.affected_s * max(0.0, 1 - model.ratio.middle)
         others_s = _seconds([
-            line for line in report.lines if line.part == "step" and not _calls_layers(line)
+            line for line in report.lines if line.part == "step" and not _is_in_model(line)
         ])  # fmt: skip
         return max(seconds, outside_s * min(1.0, seconds / others_s)) if others_s else seconds
     if forward_s <= 0:
@@ -161,7 +167,11 @@ def _with_backward(report: StepProfile, lines: Sequence[LineTime]) -> float:
     return seconds + share * report.phases_s.get("backward", 0.0)
 
 
-def _calls_layers(line: LineTime) -> bool:
+def _is_in_model(line: LineTime) -> bool:
+    return line.is_in_model or _is_call_of_layer(line)
+
+
+def _is_call_of_layer(line: LineTime) -> bool:
     return line.through.startswith(_LAYERS)
 
 
@@ -169,7 +179,7 @@ def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]
     loops: dict[tuple[str, int], list[LineTime]] = defaultdict(list)
     for line in lines:
         # A loop over layers calls each of them once: it is not slow for being a loop.
-        if line.loop is not None and not _calls_layers(line):
+        if line.loop is not None and not _is_call_of_layer(line):
             loops[line.file, line.loop].append(line)
     if not loops:
         return
@@ -179,20 +189,17 @@ def _looping(report: StepProfile, lines: Sequence[LineTime]) -> Iterator[Advice]
         return
     seconds = _capped(report, _with_backward(report, worst))
     # Of small operators, calling them is most of the time: all at once take as long as one.
-    turns = [line for line in worst if line.loop is not None]
-    # The line of `for` itself runs once more.
-    turns = [line for line in turns if line.line != line.loop] or turns
-    count = max(line.count or 0 for line in turns)
-    left = 1 / count if count > 1 else _LEFT_OF_LOOP
-    times = f"; they run {counted_text(count, 'time')} a step" if count > 1 else ""
-    all_at_once = "as long as one time of it" if count > 1 else "a seventh of its time"
+    count = _iterations(worst)
+    left = _left_of_loop(report, count)
+    times = f"; the loop's body runs {counted_text(count, 'time')} a step" if count else ""
+    share = percent_text(left, 0 if left >= 0.1 else 1)
     yield Advice(
         id="python-loop",
         problem="A loop in Python calls operators on small parts of a batch.",
         because=_because(report, _seconds(worst)) + times,
         fix="compute all of them at once: batched operators, scatter_add, masks",
         speedup=speedup_of(report.mean_step_s, (1 - left) * seconds, doubt=_DOUBT_OF_LOOP),
-        basis=f"if the loop, with its part of the backward pass, took {all_at_once}",
+        basis=f"if the loop, with its part of the backward pass, took {share} of its time",
         lines=tuple(worst[:_MOST_LINES]),
     )
 
@@ -201,9 +208,34 @@ def _gathering(lines: Sequence[LineTime], loop: Sequence[LineTime]) -> list[Line
     """The next line after a loop, if it puts together what was computed there."""
     last = max(loop, key=lambda line: line.line)
     later = [line for line in lines if line.file == last.file and line.function == last.function]
-    later = [line for line in later if line.line > last.line and line.loop != last.loop]
+    later = [line for line in later if 0 < line.line - last.line <= _MOST_LINES_BETWEEN]
     following = min(later, key=lambda line: line.line, default=None)
-    return [following] if following is not None and _GATHERS.search(following.text) else []
+    if following is None or following.loop == last.loop or _is_in_model(following):
+        return []
+    return [following] if _GATHERS.search(following.text) else []
+
+
+def _iterations(loop: Sequence[LineTime]) -> int | None:
+    """How often the body of a loop runs in a step; None if that was not counted."""
+    inside = [line for line in loop if line.loop is not None]
+    # The line of `for` itself runs once more.
+    inside = [line for line in inside if line.line != line.loop] or inside
+    return max((line.count for line in inside if line.count is not None), default=None)
+
+
+def _left_of_loop(report: StepProfile, count: int | None) -> float:
+    """The share of a loop's time that the same work takes if each micro-batch is computed at once.
+
+    Only what it takes to call operators is saved.
+    """
+    num_operators = report.traits.num_operators
+    if not count or not num_operators:
+        return _LEFT_OF_LOOP
+    passes_s = sum(report.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+    computing = 1 - _CALL_S * num_operators / (passes_s or report.mean_step_s)
+    size = report.traits.batch_size or 1
+    num_micro_batches = -(-size // int(report.recipe.get("micro_batch_size", size)))
+    return min(1.0, max(num_micro_batches / count, computing))
 
 
 def _has_small_operators(report: StepProfile) -> bool:

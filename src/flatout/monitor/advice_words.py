@@ -25,7 +25,7 @@ WORDS = {
     ),
     "float64": Words(
         problem="The model is in float64.",
-        because="what is computed is {share} of a step, and takes twice the memory traffic",
+        because="computation is {share} of a step, and moves twice the bytes",
         fix="remove .double() and torch.float64 from the model and its data",
         changes_result="numbers have 24 bits instead of 53, as is usual",
     ),
@@ -43,11 +43,11 @@ WORDS = {
     ),
     "too-many-threads": Words(
         problem="Operators use more threads than they can make use of.",
-        because="what is computed is {share} of a step, and threads wait for each other",
+        because="computation is {share} of a step, and threads wait for each other",
     ),
     "too-few-threads": Words(
         problem="Operators use fewer threads than there are cores.",
-        because="what is computed is {share} of a step",
+        because="forward and backward are {share} of a step",
     ),
     "padding-waste": Words(
         problem="Much of each batch is padding.",

@@ -5,13 +5,16 @@ from __future__ import annotations
 from flatout.schema.tuning import Interval
 
 # Nothing takes no time at all.
-_LEAST_LEFT = 0.005
+_LEAST_LEFT = 0.02
 
 
-def faster(step_s: float, saved: Interval) -> Interval:
-    """The speed-up of a step that is shorter by so many seconds."""
+def faster(step_s: float, saved: Interval, *, least_left: float = _LEAST_LEFT) -> Interval:
+    """The speed-up of a step that is shorter by so many seconds.
+
+    least_left: share of the step that stays in any case.
+    """
     middle, low, high = (
-        step_s / max(_LEAST_LEFT * step_s, step_s - seconds)
+        step_s / max(least_left * step_s, step_s - seconds)
         for seconds in (saved.middle, saved.low, saved.high)
     )
     return Interval(middle=middle, low=low, high=high)

@@ -74,7 +74,7 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: the line, stripped. part: `data` where it reads samples, else `step`.
     through: the innermost function of a library that it calls most (`torch/_tensor.py: backward`).
     loop: first line of the loop that it is in; None if it is in none. count: how often it runs in a
-    step, where that was counted: in loops.
+    step; counted in loops only. is_in_model: in the forward pass of a module, or a call of one.
     """
 
     file: str
@@ -87,6 +87,7 @@ class LineTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_samples: int = 0
     loop: int | None = None
     count: int | None = None
+    is_in_model: bool = False
 
     @property
     def place(self) -> str:
@@ -136,9 +137,11 @@ class RoofUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: dict[str, str] = {}
 
 
-# The probe of forward and backward without what is outside of the model's layers: no advice, but
-# what advice about lines is predicted from.
-LAYERS_ALONE = "layers-alone"
+# Not an id of advice: forward and backward of the model alone, from which advice about lines takes
+# the time of what is outside of it.
+MODEL_ALONE = "model-alone"
+# What belongs to no layer: the loss, and what is done to a batch before the model has it.
+OUTSIDE = "(outside of layers)"
 
 
 class OperatorProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

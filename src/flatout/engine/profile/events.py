@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.engine.profile.kinds import is_pageable_copy, is_sync
-from flatout.engine.profile.split import MeasuredSteps, split_of, window_of
+from flatout.engine.profile.split import MeasuredSteps, split_of, under_compiler, window_of
 from flatout.engine.profile.tables import TraceTables
 from flatout.engine.profile.trace_event import TraceEvent
 from flatout.schema.step_profile import OperatorTime, SplitPart
@@ -46,7 +46,11 @@ def profile_report(events: Sequence[TraceEvent], steps: MeasuredSteps) -> TraceR
     within = [event for event in events if window.begin_s <= event.start_s < window.end_s]
     copies_s = sum(event.took_s for event in within if is_pageable_copy(event.name))
     has_device = any(event.is_device for event in events)
-    syncs = sum(is_sync(event.name) and not _is_in_sync(event, events) for event in within)
+    syncs = sum(
+        is_sync(event.name) and not is_compiling and not _is_in_sync(event, events)
+        for event, is_compiling in zip(events, under_compiler(events), strict=True)
+        if window.begin_s <= event.start_s < window.end_s
+    )
     return TraceReport(
         split=split_of(events, window, steps),
         operators=tables.operators(),

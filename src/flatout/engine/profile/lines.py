@@ -32,6 +32,7 @@ _LONGEST_S = 1.5 * _EVERY_S
 _OWN_FOLDER = Path(__file__).resolve().parents[2]
 # Built-in experiments are written as a user would write them.
 _EXPERIMENTS = str(_OWN_FOLDER / "experiments")
+_MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 # What reads samples: a line that is called from there belongs to the data.
 _READERS = (
     os.path.join("torch", "utils", "data", ""),
@@ -66,6 +67,7 @@ class LineSampler:
         self._seconds: dict[_Place, float] = defaultdict(float)
         self._counts: Counter[_Place] = Counter()
         self._through: dict[_Place, Counter[str]] = defaultdict(Counter)
+        self._in_model: Counter[_Place] = Counter()
         self._is_user: dict[str, bool] = {}
         self._is_reader: dict[str, bool] = {}
         self._loops = _Loops()
@@ -111,6 +113,7 @@ class LineSampler:
                 through=self._through[place].most_common(1)[0][0],
                 num_samples=self._counts[place],
                 loop=self._loops.of(place.file, place.line),
+                is_in_model=2 * self._in_model[place] > self._counts[place],
             )
             for place, seconds in self._seconds.items()
         ]
@@ -131,7 +134,9 @@ class LineSampler:
     def _count(self, innermost: FrameType, seconds: float) -> None:
         frame: FrameType | None = innermost
         through = f"{_short(innermost.f_code.co_filename)}: {innermost.f_code.co_name}"
+        is_in_model = False
         while frame is not None and not self._is_of_user(frame.f_code.co_filename):
+            is_in_model = is_in_model or _is_call_of_module(frame)
             frame = frame.f_back
         if frame is None:
             return
@@ -144,6 +149,10 @@ class LineSampler:
         self._seconds[place] += seconds
         self._counts[place] += 1
         self._through[place][through if frame is not innermost else ""] += 1
+        while frame is not None and not is_in_model:
+            is_in_model = _is_call_of_module(frame)
+            frame = frame.f_back
+        self._in_model[place] += is_in_model
 
     def _part_above(self, frame: FrameType) -> Literal["data", "step"]:
         above: FrameType | None = frame
@@ -180,10 +189,16 @@ def _line_of(frame: FrameType) -> int:
     return before
 
 
-def counted_lines(act: Callable[[], object], files: Collection[str]) -> Counter[tuple[str, int]]:
+def _is_call_of_module(frame: FrameType) -> bool:
+    """Whether it is torch's own frame around the forward pass of a module."""
+    code = frame.f_code
+    return code.co_name == "_call_impl" and code.co_filename.endswith(_MODULE_FILE)
+
+
+def count_lines(act: Callable[[], object], files: Collection[str]) -> Counter[tuple[str, int]]:
     """How often each line of some files runs in a call, in functions that it enters.
 
-    Of nothing where a debugger, or the like, traces this thread already.
+    Empty if a debugger or coverage traces this thread already.
     """
     counts: Counter[tuple[str, int]] = Counter()
     if sys.gettrace() is not None:
@@ -201,7 +216,9 @@ def counted_lines(act: Callable[[], object], files: Collection[str]) -> Counter[
     try:
         act()
     finally:
-        sys.settrace(None)
+        # A debugger may have begun meanwhile.
+        if sys.gettrace() is enter:
+            sys.settrace(None)
     return counts
 
 

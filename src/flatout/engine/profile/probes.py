@@ -24,7 +24,7 @@ from flatout.engine.session.session import Session
 from flatout.engine.step.step import value_and_count
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
 from flatout.schema.recipe import Precision
-from flatout.schema.step_profile import LAYERS_ALONE, OperatorProbe
+from flatout.schema.step_profile import MODEL_ALONE, OperatorProbe
 from flatout.schema.tuning import Interval
 from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s
@@ -74,13 +74,20 @@ class Probes:
         is_channels_last = session.recipe.memory_format.value == "channels_last"
         self._place = placer(session.device, is_channels_last)
 
-    def all(self, padding: float | None) -> Iterator[OperatorProbe]:
+    def all(self, padding: float | None, *, has_lines: bool) -> Iterator[OperatorProbe]:
         """Each probe that makes sense here; one that fails has the reason.
 
-        padding: share of padded positions in a batch; None where there are none.
+        padding: share of padded positions in a batch; None where there are none. has_lines: lines
+        of the user's code are known, of which some may be outside of the model.
         """
         if self._session.experiment.loss is not None:
             yield from self._of_passes(padding)
+            if has_lines:
+                yield self._passes(
+                    MODEL_ALONE,
+                    self._calls_of_model,
+                    note="forward and backward of the model alone",
+                )
         if self._recipe.optimizer_implementation.value != "fused":
             yield self._optimizer()
 
@@ -129,7 +136,6 @@ class Probes:
                 changes={"activation_checkpointing": False},
                 note="without computing activations again",
             )
-        yield self._layers_alone()
         yield self._larger_batch()
 
     def _run(
@@ -198,7 +204,7 @@ class Probes:
             affected_s=self._times.passes_s if affected_s is None else affected_s,
             ratio=ratio,
             changes=changes or {},
-            note=f"forward and backward of one batch {note}",
+            note=note if advice == MODEL_ALONE else f"forward and backward of one batch {note}",
             problem=problem,
         )
 
@@ -235,41 +241,47 @@ class Probes:
                 changes={"num_threads": count},
                 note=f"with num_threads={count}",
                 around=lambda count=count: _with_threads(count),  # type: ignore[misc]
-                # The optimizer's operators are shared out as well.
-                affected_s=self._times.computed_s,
+                # Threads that are too many are in each other's way in the optimizer, too.
+                affected_s=self._times.computed_s if count < own else None,
             )
-
-    def _layers_alone(self) -> OperatorProbe:
-        """The model's own calls in forward and backward, without the rest of the loss."""
-        return self._passes(
-            LAYERS_ALONE, self._calls_of_model, note="without what is outside of the model's layers"
-        )
 
     def _calls_of_model(self) -> Callable[[], None]:
         """Forward and backward of each call of the model that the loss makes, with its inputs."""
         model, loss = self._session.model, self._session.experiment.loss
         assert loss is not None
-        calls: list[tuple[Any, Any]] = []
-        handle = model.register_forward_pre_hook(
-            lambda _, args, kwargs: calls.append((_leaves(args), _leaves(kwargs))),
-            with_kwargs=True,
-        )
+        seen: list[tuple[Any, Any, bool]] = []
+
+        def see(_: nn.Module, args: Any, kwargs: Any) -> None:
+            seen.append((_leaves(args), _leaves(kwargs), torch.is_grad_enabled()))
+
         settings = self._settings()
+        handle = model.register_forward_pre_hook(see, with_kwargs=True)
         try:
             with settings():
                 loss(model, self._placed())
         finally:
             handle.remove()
+        # A compiled model may keep the hook, and go on adding to the list.
+        calls = tuple(seen)
         if not calls:
-            raise ValueError("the loss does not call the model itself")
+            raise ValueError(
+                "no call of the model was seen: compiled, or only its parts are called"
+            )
+        given = [*model.parameters(), *tensors_in([(args, kwargs) for args, kwargs, _ in calls])]
 
         def run() -> None:
+            results = []
             with settings():
-                results = [model(*args, **kwargs) for args, kwargs in calls]
+                for args, kwargs, has_grad in calls:
+                    # A teacher, or a target, is called without gradients.
+                    with torch.set_grad_enabled(has_grad):
+                        results.append(model(*args, **kwargs))
             ends = [one for one in tensors_in(results) if one.requires_grad]
+            if not ends:
+                raise ValueError("the model's results have no tensors with a gradient")
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
-            for weight in model.parameters():
-                weight.grad = None
+            for one in given:
+                one.grad = None
 
         return run
 

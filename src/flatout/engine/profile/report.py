@@ -15,7 +15,7 @@ from flatout import __version__
 from flatout.engine.profile.compiles import CompileWatch
 from flatout.engine.profile.data_probes import data_probes, padding_of
 from flatout.engine.profile.events import TraceReport, profile_report
-from flatout.engine.profile.lines import LineSampler, counted_lines
+from flatout.engine.profile.lines import LineSampler, count_lines
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.probes import Probes, StepTimes
 from flatout.engine.profile.split import MeasuredSteps
@@ -123,7 +123,8 @@ class Profiler:
         if self._request.trace is not None:
             made.profiler.export_chrome_trace(self._request.trace)
         self._say("running parts of a step by themselves", 0.7)
-        probed = self._probed(steps, found)
+        has_lines = any(line.part == "step" for line in made.lines)
+        probed = self._probed(steps, found, has_lines=has_lines)
         lines = sorted((*made.lines, *probed.lines), key=lambda line: line.seconds, reverse=True)
         return StepProfile(
             flatout=__version__,
@@ -211,13 +212,13 @@ class Profiler:
 
     def _with_counts(self, lines: Sequence[LineTime]) -> tuple[LineTime, ...]:
         """Lines in loops with how often they run in a step."""
-        files = {line.file for line in lines if line.loop is not None and line.part == "step"}
+        files = {line.file for line in lines if _is_in_loop(line)}
         if not files:
             return tuple(lines)
-        counts = counted_lines(self._loop.make, files)
+        counts = count_lines(self._loop.make, files)
         return tuple(
             msgspec.structs.replace(line, count=counts.get((line.file, line.line)))
-            if line.file in files
+            if _is_in_loop(line)
             else line
             for line in lines
         )
@@ -270,7 +271,7 @@ class Profiler:
             process_bytes=process_bytes,
         )
 
-    def _probed(self, steps: MeasuredSteps, found: TraceReport) -> _Probed:
+    def _probed(self, steps: MeasuredSteps, found: TraceReport, *, has_lines: bool) -> _Probed:
         session, loop = self._session, self._loop
         by_part = {one.part: one.seconds or 0.0 for one in found.split}
         data_s, num_samples = by_part["data"], sum(size for _, size in loop.newest)
@@ -287,7 +288,7 @@ class Profiler:
                 lines = ()
         padding = self._padding()
         times = StepTimes(step_s=steps.mean_s, phases_s=phases_s)
-        probes += Probes(session, loop.newest[0], times).all(padding)
+        probes += Probes(session, loop.newest[0], times).all(padding, has_lines=has_lines)
         return _Probed(probes=tuple(probes), lines=lines, not_cached=not_cached, padding=padding)
 
     def _padding(self) -> float | None:
@@ -350,6 +351,10 @@ def _plain_steps(
     before = timer.split_s()
     step_s = loop.timed(count)
     return step_s, _per_step(timer.split_s(), before, count)
+
+
+def _is_in_loop(line: LineTime) -> bool:
+    return line.loop is not None and line.part == "step"
 
 
 def _settings(spec: ExperimentSpec) -> dict[str, str]:

@@ -20,10 +20,9 @@ from flatout.engine.profile.split import (
     under_optimizer,
 )
 from flatout.engine.profile.trace_event import LAYER, TraceEvent
-from flatout.schema.step_profile import OperatorTime, Part
+from flatout.schema.step_profile import OUTSIDE, OperatorTime, Part
 
-# What belongs to no layer: the loss, and what is done to a batch before the model has it.
-OUTSIDE, OPTIMIZER = "(outside of layers)", "(optimizer)"
+OPTIMIZER = "(optimizer)"
 # As torch's profiler names them.
 _ELEMENT_BYTES = {
     "double": 8, "long int": 8, "long": 8, "c10::BFloat16": 2, "c10::Half": 2, "unsigned char": 1,
@@ -62,6 +61,7 @@ class TraceTables:
         self.own_s = corrected_self_s(events, window, steps)
         self._cost_s = event_cost_s(events, window, steps)
         self._is_optimizer = under_optimizer(events)
+        self._is_compiling = under_compiler(events)
         self._has_device = any(event.is_device for event in events)
         self.layer_of = layers_of(events, self._is_optimizer)
         self._num_below = _num_below(events)
@@ -120,7 +120,7 @@ class TraceTables:
         row.device_total_s += self._device_below_s[number]
         row.allocated_bytes += event.allocated_bytes
         row.flops += event.flops
-        part = operator_part(event.name)
+        part: Part = "host" if self._is_compiling[number] else operator_part(event.name)
         if part != "host" and self._is_optimizer[number]:
             part = "optimizer"
         row.parts[part] += 1
@@ -157,13 +157,12 @@ class TraceTables:
 
     def num_operators(self) -> float:
         """Operators that do something themselves, in a step; not those of the optimizer."""
-        is_compiling = under_compiler(self._events)
         own = [
             event
             for number, event in enumerate(self._events)
             if self._is_counted(event)
             and not self._is_optimizer[number]
-            and not is_compiling[number]
+            and not self._is_compiling[number]
             and self._window.phase_at(event.start_s) not in WHOLE_PHASES
             and "::" in event.name
             and operator_part(event.name) != "host"
@@ -178,7 +177,7 @@ class TraceTables:
         total = 0
         for number, event in enumerate(self._events):
             is_memory = self._is_counted(event) and operator_part(event.name) == "memory"
-            if is_memory and not self._is_optimizer[number]:
+            if is_memory and not self._is_optimizer[number] and not self._is_compiling[number]:
                 total += moved_bytes(event.shapes, event.dtype)
         return total / self._steps.num_profiled
 
