@@ -220,6 +220,8 @@ def test_metrics_when_requests_were_answered() -> None:
     assert found["flatout_serve_replicas", "ready"] == 1
     assert found["flatout_serve_replica_memory_bytes", "", "0", "1"] == 1024
     assert found["flatout_serve_queue_limit_requests",] == 10
+    assert found["flatout_serve_batch_limit_samples",] == 8
+    assert found["flatout_serve_batch_measurement_failures_total",] == 0
     assert found["flatout_serve_answers_total",] == 1
 
 
