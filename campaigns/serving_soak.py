@@ -374,7 +374,6 @@ def judged(records: Sequence[Path], soak: Soak) -> dict[str, Any]:
     counts: Counter[str] = Counter(unsent=sum(one.num_unsent for one in soak.minutes))
     latencies = []
     for due_s, latency_s, status, _, what in itertools.chain.from_iterable(map(_read, records)):
-    for due_s, latency_s, status, _, what in _read(records):
         counts["requests"] += 1
         if status == 200:
             latencies.append(latency_s)

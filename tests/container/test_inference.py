@@ -1,4 +1,4 @@
-"""The role for inference of a cluster of real containers: it answers, serves, restarts, stops, and is
+"""The role for inference of a cluster of real containers: it answers, serves, restarts, stops, is
 gone.
 
 Its runs come from this machine, as its user's do. torchrun is the engine, as the one of the
