@@ -1,7 +1,7 @@
 """The HTTP application of `flatout serve`: routes, token, errors and metrics.
 
-Starlette finds routes that have parameters, and says what is wrong with others. One layer, `_Gate`,
-does what its middleware would: a request of a small model takes less time than that.
+Starlette finds the route. One layer, `_Gate`, does what its middleware would: a request of a small
+model takes less time than that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -88,6 +88,7 @@ def application(
     metrics = metrics or ServeMetrics(dispatcher)
     memory = BodyMemory(options.limits)
     routes = _Routes(dispatcher, options, metrics, memory)
+    # The first are the fastest to find.
     table = (
         ("POST", "/predict", routes.predict),
         ("POST", "/v2/models/{model}/infer", routes.infer),
@@ -106,28 +107,22 @@ def application(
         ("GET", "/docs/{file}", routes.docs_file),
         ("GET", "/openapi.json", routes.openapi),
     )
-    endpoints = {(method, path): _Endpoint(path, answer) for method, path, answer in table}
     # Starlette takes what is no function for an ASGI application, and adds nothing around it.
     router = Router(
-        [Route(path, one, methods=[method]) for (method, path), one in endpoints.items()],
+        [Route(path, _Endpoint(path, answer), methods=[method]) for method, path, answer in table],
         redirect_slashes=False,
     )
-    direct = {route: one for route, one in endpoints.items() if "{" not in one.path}
-    return _Gate(router, direct, options, metrics, memory)
+    return _Gate(router, options, metrics, memory)
 
 
 class _Gate:
-    """Host, token, errors, metrics and memory of all requests.
-
-    direct: routes without parameters, by method and path.
-    """
+    """Host, token, errors, metrics and memory of all requests."""
 
     def __init__(
-        self, router: Router, direct: Mapping[tuple[str, str], _Endpoint],
-        options: ApplicationOptions, metrics: ServeMetrics, memory: BodyMemory,
+        self, router: Router, options: ApplicationOptions, metrics: ServeMetrics,
+        memory: BodyMemory,
     ) -> None:  # fmt: skip
         self._router = router
-        self._direct = direct
         self._token = options.token
         self._hosts = options.hosts
         self._metrics = metrics
@@ -150,7 +145,7 @@ class _Gate:
                 check_host(scope, self._hosts)
             if self._token is not None and not _is_open(scope["path"]):
                 check_token(scope, self._token)
-            await self._answer(scope, receive, noting)
+            await self._router(scope, receive, noting)
         except ClientLeft:
             status = _CLIENT_LEFT
         except Exception as error:
@@ -167,16 +162,6 @@ class _Gate:
             asyncio.get_running_loop().call_soon(
                 self._metrics.count, route, status or _CLIENT_LEFT, duration_s
             )
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Below the path of a larger application, only Starlette knows what is ours of a path.
-        is_whole = not scope.get("root_path")
-        endpoint = self._direct.get((scope["method"], scope["path"])) if is_whole else None
-        if endpoint is None:
-            await self._router(scope, receive, send)
-            return
-        scope["endpoint"], scope["path_params"] = endpoint, {}
-        await endpoint(scope, receive, send)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(_as_flatout_error(error, scope))
