@@ -157,11 +157,7 @@ class _Gate:
             self._memory.release(scope)
             endpoint = scope.get("endpoint")
             route = endpoint.path if isinstance(endpoint, _Endpoint) else "other"
-            duration_s = elapsed_s() - began_s
-            # After the response is sent, which the event loop does next.
-            asyncio.get_running_loop().call_soon(
-                self._metrics.count, route, status or _CLIENT_LEFT, duration_s
-            )
+            self._metrics.count(route, status or _CLIENT_LEFT, elapsed_s() - began_s)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(_as_flatout_error(error, scope))
@@ -295,13 +291,10 @@ class _Routes:
             requests, respond = await self._read(body, read, model)
             answers = await unless_client_leaves(receive, self._submit(requests))
             if all(_is_same(answer.model, model) for answer in answers):
-                asyncio.get_running_loop().call_soon(self._observe, answers)
+                for answer in answers:
+                    self._metrics.observe(answer)
                 return respond(answers)
         raise ServerBusy("models were swapped while it was computed", 1.0)
-
-    def _observe(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            self._metrics.observe(answer)
 
     async def _read(self, body: bytes, read: _Reader, model: ServedModel) -> _Parsed:
         if len(body) <= (_LARGE_FILE_BYTES if "file" in model.accepts else _LARGE_BYTES):
