@@ -77,9 +77,6 @@ class RunModel:
 
     def joined(self, parts: Sequence[InputPart]) -> Any:
         if isinstance(parts[0].read.key, tuple) and parts[0].read.key[0] == "tensors":
-            if len(parts) == parts[0].read.num_samples == 1:
-                # Its tensors are a copy already, and one sample is not tried a second time.
-                return parts[0].read.data
             pieces = [list(tensors_in(part.read.data)) for part in parts]
             columns = [
                 torch.cat([piece[place][part.start : part.end]
