@@ -3,19 +3,27 @@
     python campaigns/serving_soak.py [--minutes 10] [--load 0.8] [--replicas 2]
 
 Two runs of `mnist` with different weights. Every input has a known answer by each of them, asked
-for before. The limit of the server is measured, all connections are used at once for some seconds,
-then requests come at `--load` of the limit on a schedule.
-Every minute a replica is killed; the model is swapped to the other run after a third of the time,
-and back after two thirds. Counted: answers that are not the known one of the model that had to
-answer, requests without any answer, refusals (503 with Retry-After), other statuses; the memory of
-the server and its replicas over time; every 10 s throughput, latency, queue, batches and CPUs. Then
-SIGTERM under load: what was sent before is answered.
+for before. Warm-up: all connections are used at once while the model is swapped to the other run
+and back. Then, minute by minute, the limit of the server is measured, and requests come at `--load`
+of it on a schedule: the speed of a machine changes, and 80 % of a limit that it had a while ago may
+be more than it can do. The limit is measured once more at the end.
+
+In every minute a replica is killed; the model is swapped to the other run after a third of the
+time, and back after two thirds. Counted: answers that are not the known one of the model that had
+to answer, requests without any answer, refusals (503 with Retry-After), other statuses; every 10 s
+throughput, latency, queue, batches and CPUs. Then SIGTERM under load: what was sent before is
+answered.
+
+Memory of the server and of its replicas is flat if its slope over the time after the warm-up is
+(`growth`). A step is left out only where batches become larger than any before them: more requests
+are then on their way to replicas at once, and a process keeps the memory of the most that it had.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import signal
 import subprocess
@@ -23,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +54,7 @@ from serving_contestants import (
     serving,
     train,
 )
-from soak_timeline import INTERVAL_S, Reading, read_server, timeline
+from soak_timeline import INTERVAL_S, Reading, read_metrics, read_server, timeline
 from support import dated, http_load
 
 from flatout.serve import load_search
@@ -55,14 +63,19 @@ from flatout.serve.load_records import quantile
 
 RESULTS = Path(__file__).with_name("results")
 RUNS = ("serving-mnist", "serving-mnist-other")
-SAMPLE_EVERY_S, KILL_EVERY_S = 5.0, 60.0
+MINUTE_S, SAMPLE_EVERY_S = 60.0, 5.0
+# In a minute; another replica is warm when a model is swapped in.
+KILL_AT_S, SWAP_AT_S = 20.0, 45.0
+MOST_CONNECTIONS = 512
+# Both swaps of the warm-up take about 10 s.
+WARM_UP_S = 30.0
+PROBE_S = 3.0
 # A process that has just started still grows.
 YOUNG_S = 20.0
-# Of all connections at once: the server's memory is that of the most requests it ever had, which
-# would otherwise come with a kill or a swap, and look like growth.
-FILL_S = 10.0
 # More growth than this in the whole soak is not flat.
 LARGEST_GROWTH = 0.03
+# A limit that differs by more has not been one limit.
+STEADY = 0.8
 
 
 @dataclass(frozen=True)
@@ -76,35 +89,71 @@ class Swap:
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Bytes of the server and of its replicas that are not young; at_s: since the start."""
+    """Bytes of the server and of its replicas that are not young; at_s: since the warm-up.
+
+    batch_limit: the most samples in a batch; 0 where it is not known.
+    """
 
     at_s: float
     server_bytes: int
     replica_bytes: tuple[int, ...]
+    batch_limit: float
+
+
+@dataclass(frozen=True)
+class Minute:
+    """limit: measured right before it, in answers/s. num_unsent: requests that were due and not
+    even sent, long after its end: it was an overload.
+    """
+
+    limit: float
+    rate: float
+    records: Path
+    readings: tuple[Reading, ...]
+    num_unsent: int
 
 
 @dataclass
 class Soak:
-    """What was done, and what was seen."""
+    """What was done, and what was seen. began_s: wall clock."""
 
+    began_s: float = field(default_factory=time.time)
+    minutes: list[Minute] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server with requests for it, and their known answers."""
+
+    work: Work
+    port: int
+    process: psutil.Process
+    bodies: list[str]
+    known: list[list[dict[str, Any]]]
+
+    def job(self, users: int, duration_s: float, **more: Any) -> http_load.Job:
+        """Requests to it."""
+        return http_load.Job(
+            port=self.port, path="/predict", bodies=self.bodies, expected=self.known, users=users,
+            duration_s=duration_s, **more,
+        )  # fmt: skip
 
 
 def main() -> int:
     """Runs the soak, writes the result; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=int, default=10)
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.minutes < 3:
-        parser.error("--minutes must be at least 3: two swaps have no room between kills otherwise")
+        parser.error("--minutes must be at least 3: two swaps have no room otherwise")
     machine = dated.read_machine()
     work = Work(options.work or Path(tempfile.mkdtemp(prefix="flatout-soak-")))
     for seed, run in enumerate(RUNS):
@@ -117,25 +166,22 @@ def main() -> int:
     )  # fmt: skip
     bodies = request_bodies(sample_inputs("mnist"))
     log = work.folder / "server.log"
-    soak = Soak()
-    with serving(contestant, {}, bodies[0], log) as (port, server):
+    with serving(contestant, {}, bodies[0], log) as (port, process):
         known = known_answers(work, port, bodies)
-        limit = measured_limit(port, bodies, known)
-        print(f"limit     {limit:,.0f} answers/s with p99 <= 50 ms")
-        rate = options.load * limit
-        job = http_load.Job(
-            port=port, path="/predict", bodies=bodies, expected=known, users=512, rate_per_s=rate,
-            fill_s=FILL_S, warmup_s=2.0, duration_s=60 * options.minutes,
-            records=str(work.folder / "records"),
-        )  # fmt: skip
-        attack(work, job, server, soak)
-    records = Path(str(job.records))
-    counts = judged(records, soak)
-    rows = timeline(
-        _read(records), soak.readings, rate_per_s=rate, duration_s=job.duration_s
-    )  # fmt: skip
-    stop = stopped_under_load(work, contestant, bodies, known, rate / 2)
-    more = {"limit": limit, "rate": rate, "stop": stop, "timeline": rows}
+        target = Target(work, port, process, bodies, known)
+        warm_up(target)
+        limit, users = measured_limit(target)
+        print(f"limit     {limit:,.0f} answers/s with p99 <= 50 ms, {users} users", flush=True)
+        soak = Soak()
+        swap_to = {options.minutes // 3: 1, 2 * options.minutes // 3: 0}
+        for number in range(options.minutes):
+            if number:
+                limit = probed_limit(target, users)
+            attack(target, soak, limit, options.load, swap_to.get(number))
+        limits = [*(one.limit for one in soak.minutes), probed_limit(target, users)]
+    counts = judged([one.records for one in soak.minutes], soak)
+    stop = stopped_under_load(work, contestant, bodies, known, soak.minutes[-1].rate / 2)
+    more = {"limits": limits, "stop": stop, "timeline": list(timeline_of(soak))}
     return report(options, machine, soak, counts, more)
 
 
@@ -160,24 +206,43 @@ def known_answers(work: Work, port: int, bodies: list[str]) -> list[list[dict[st
     return [list(pair) for pair in zip(*answers, strict=True)]
 
 
-def measured_limit(port: int, bodies: list[str], known: list[list[dict[str, Any]]]) -> float:
-    """The most answers per second with p99 within 50 ms, while the generator compares them, too."""
+def warm_up(target: Target) -> None:
+    """All connections at once, and a swap there and back meanwhile: memory that a server takes once
+    is taken.
+    """
+    with generating(target.job(MOST_CONNECTIONS, WARM_UP_S)) as process:
+        time.sleep(2.0)
+        target.work.flatout("serve", "swap", RUNS[1], "--port", str(target.port))
+        target.work.flatout("serve", "swap", "--back", "--port", str(target.port))
+        process.wait()
+
+
+def measured_limit(target: Target) -> tuple[float, int]:
+    """The most answers per second with p99 within 50 ms, while the generator compares them, too;
+    and the number of users who got them.
+    """
     levels: list[tuple[float, bool]] = []
     rates: dict[float, float] = {}
     level: float | None = 8.0
     while level is not None:
-        job = http_load.Job(
-            port=port, path="/predict", bodies=bodies, expected=known, users=int(level),
-            duration_s=4.0,
-        )  # fmt: skip
-        result = load(job)
+        result = load(target.job(int(level), 4.0))
         rates[level] = result.answers_per_s
         levels.append((level, result.held_share >= load_search.HELD_SHARE))
         level = load_search.next_level(levels, is_whole=True, most=256.0)
-    held = [rates[users] for users, is_held in levels if is_held]
+    held = {users: rates[users] for users, is_held in levels if is_held}
     if not held:
         raise RuntimeError("not even one user gets answers within 50 ms")
-    return max(held)
+    best = max(held, key=lambda users: held[users])
+    return held[best], int(best)
+
+
+def probed_limit(target: Target, users: int) -> float:
+    """The limit once more, in a few seconds: with as many users as before, or fewer."""
+    while True:
+        result = load(target.job(users, PROBE_S, warmup_s=0.5))
+        if result.held_share >= load_search.HELD_SHARE or users == 1:
+            return result.answers_per_s
+        users //= 2
 
 
 @contextlib.contextmanager
@@ -196,58 +261,65 @@ def generating(job: http_load.Job) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def attack(work: Work, job: http_load.Job, server: psutil.Process, soak: Soak) -> None:
-    """Sends the requests, kills replicas and swaps models meanwhile."""
+def attack(target: Target, soak: Soak, limit: float, share: float, swap_to: int | None) -> None:
+    """A minute of requests at a share of the limit, with a kill, and a swap if there is one."""
+    number, rate = len(soak.minutes), share * limit
+    records = target.work.folder / f"records-{number}"
+    job = target.job(
+        MOST_CONNECTIONS, MINUTE_S, rate_per_s=rate, warmup_s=1.0, records=str(records)
+    )  # fmt: skip
     with generating(job) as process:
-        kill_and_swap(work, job, server, soak, process)
+        readings = kill_and_swap(target, soak, process, job.warmup_s, swap_to)
         assert process.stdout is not None
         result = msgspec.json.decode(process.stdout.read(), type=http_load.LoadResult)
-    print(f"load      {result.num_requests:,} requests, generator {result.cpus:.2f} CPUs")
+    soak.minutes.append(Minute(limit, rate, records, tuple(readings), result.num_unsent))
+    p99 = "none" if result.p99_s is None else f"{1e3 * result.p99_s:,.0f} ms"
+    print(
+        f"minute    {number + 1}: limit {limit:,.0f}, {rate:,.0f} due, "
+        f"{result.num_answered / MINUTE_S:,.0f} answered a second, p99 {p99}, generator "
+        f"{result.cpus:.2f} CPUs",
+        flush=True,
+    )
 
 
 def kill_and_swap(
-    work: Work,
-    job: http_load.Job,
-    server: psutil.Process,
+    target: Target,
     soak: Soak,
     generator: subprocess.Popen[bytes],
-) -> None:
-    """Kills replicas and swaps models until the generator has ended."""
-    began_s = time.time() + job.fill_s + job.warmup_s
-    # Between two kills.
-    swaps_at_s = {1: job.duration_s / 3, 0: 2 * job.duration_s / 3}
-    swaps_at_s = {to: _off_kills(at_s) for to, at_s in swaps_at_s.items()}
-    kill_at_s, sample_at_s, read_at_s = KILL_EVERY_S / 3, 0.0, 0.0
+    warmup_s: float,
+    swap_to: int | None,
+) -> list[Reading]:
+    """Kills a replica and swaps models until the generator has ended."""
+    began_s = time.time() + warmup_s
+    kill_at_s, sample_at_s, read_at_s = KILL_AT_S, 0.0, 0.0
+    readings = []
     swapping: threading.Thread | None = None
     while generator.poll() is None:
         now_s = time.time() - began_s
-        if not server.is_running():
+        if not target.process.is_running():
             soak.problems.append("the server has ended")
             break
         if now_s >= sample_at_s:
-            soak.memory.append(memory_sample(server, now_s))
+            soak.memory.append(memory_sample(target, time.time() - soak.began_s))
             sample_at_s = now_s + SAMPLE_EVERY_S
         if now_s >= read_at_s:
-            replicas = replicas_of(server)
-            soak.readings.append(read_server(job.port, now_s, server, replicas, generator.pid))
+            replicas = replicas_of(target.process)
+            readings.append(
+                read_server(target.port, now_s, target.process, replicas, generator.pid)
+            )
             read_at_s += INTERVAL_S
-        if kill_at_s <= now_s < job.duration_s - 5:
-            kill_replica(server, soak)
-            kill_at_s += KILL_EVERY_S
-        for to, at_s in list(swaps_at_s.items()):
-            if now_s >= at_s:
-                # It takes as long as a replica needs to start; kills do not wait for it.
-                swapping = threading.Thread(target=swap, args=(work, job.port, to, soak))
-                swapping.start()
-                del swaps_at_s[to]
+        if now_s >= kill_at_s:
+            kill_replica(target.process, soak)
+            kill_at_s = math.inf
+        if swap_to is not None and swapping is None and now_s >= SWAP_AT_S:
+            # It takes as long as a replica needs to start.
+            words = (target.work, target.port, swap_to, soak)
+            swapping = threading.Thread(target=swap, args=words)
+            swapping.start()
         time.sleep(0.1)
     if swapping is not None:
         swapping.join()
-
-
-def _off_kills(at_s: float) -> float:
-    """A time 25 s after a kill, when another replica is warm."""
-    return math.floor(at_s / KILL_EVERY_S) * KILL_EVERY_S + KILL_EVERY_S / 3 + 25
+    return readings
 
 
 def replicas_of(server: psutil.Process) -> list[psutil.Process]:
@@ -284,23 +356,24 @@ def swap(work: Work, port: int, to: int, soak: Soak) -> None:
     soak.swaps.append(Swap(to, began_s, time.time()))
 
 
-def memory_sample(server: psutil.Process, at_s: float) -> MemorySample:
+def memory_sample(target: Target, at_s: float) -> MemorySample:
     """What server and replicas hold now."""
     replicas = []
-    for one in replicas_of(server):
+    for one in replicas_of(target.process):
         try:
             if time.time() - one.create_time() > YOUNG_S:
                 replicas.append(one.memory_info().rss)
         except psutil.Error:
             continue
-    return MemorySample(at_s, server.memory_info().rss, tuple(replicas))
+    limit = read_metrics(target.port).get("flatout_serve_batch_limit_samples", 0.0)
+    return MemorySample(at_s, target.process.memory_info().rss, tuple(replicas), limit)
 
 
-def judged(records: Path, soak: Soak) -> dict[str, Any]:
+def judged(records: Sequence[Path], soak: Soak) -> dict[str, Any]:
     """Counts of answers by what they were."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter(unsent=sum(one.num_unsent for one in soak.minutes))
     latencies = []
-    for due_s, latency_s, status, _, what in _read(records):
+    for due_s, latency_s, status, _, what in itertools.chain.from_iterable(map(_read, records)):
         counts["requests"] += 1
         if status == 200:
             latencies.append(latency_s)
@@ -374,25 +447,77 @@ def stopped_under_load(
     }  # fmt: skip
 
 
-def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float, float] | None:
+def timeline_of(soak: Soak) -> Iterator[dict[str, Any]]:
+    """The timelines of all minutes, one after the other."""
+    for number, one in enumerate(soak.minutes):
+        rows = timeline(
+            _read(one.records), one.readings, rate_per_s=one.rate, duration_s=MINUTE_S
+        )  # fmt: skip
+        for row in rows:
+            yield {"minute": number + 1, "limit": one.limit, "rate": one.rate, **row}
+
+
+def growth(
+    samples: Sequence[tuple[float, float]], levels: Sequence[float] | None = None
+) -> tuple[float, float, float] | None:
     """Growth over the whole time as a share of the mean, with its 95 % interval.
 
     By least squares; the samples count for fewer, as far as neighbors resemble each other.
+
+    Args:
+        samples: time and value.
+        levels: of each sample; those of a level have a mean of their own, and all the same slope.
+            None: there is one.
     """
     num = len(samples)
     if num < 10:
         return None
-    times, values = [at for at, _ in samples], [value for _, value in samples]
-    mean_t, mean_v = sum(times) / num, sum(values) / num
-    spread = sum((at - mean_t) ** 2 for at in times)
-    slope = sum((a - mean_t) * (b - mean_v) for a, b in samples) / spread
-    rest = [b - mean_v - slope * (a - mean_t) for a, b in samples]
-    variance = sum(one * one for one in rest) / (num - 2)
+    grouped: dict[float, list[tuple[float, float]]] = defaultdict(list)
+    for level, sample in zip(levels or [0.0] * num, samples, strict=True):
+        grouped[level].append(sample)
+    pairs: list[tuple[float, float]] = []
+    for members in grouped.values():
+        mean_t, mean_v = (sum(column) / len(members) for column in zip(*members, strict=True))
+        pairs += [(at - mean_t, value - mean_v) for at, value in members]
+    spread = sum(at**2 for at, _ in pairs)
+    free = num - 1 - len(grouped)
+    if spread == 0 or free <= 0:
+        return None
+    slope = sum(at * value for at, value in pairs) / spread
+    rest = [value - slope * at for at, value in pairs]
+    variance = sum(one * one for one in rest) / free
     together = sum(a * b for a, b in zip(rest[:-1], rest[1:], strict=True))
     alike = min(max(together / max(sum(one * one for one in rest), 1e-9), 0.0), 0.9)
     error = math.sqrt(variance / spread * (1 + alike) / (1 - alike))
-    span = (max(times) - min(times)) / mean_v
+    times = [at for at, _ in samples]
+    span = (max(times) - min(times)) * num / sum(value for _, value in samples)
     return slope * span, (slope - 1.96 * error) * span, (slope + 1.96 * error) * span
+
+
+def memory_growth(memory: Sequence[MemorySample]) -> dict[str, tuple[float, float, float] | None]:
+    """Growth of the server and of its replicas, with a level for each size of batches that is
+    larger than all before it.
+    """
+    with_replicas = [one for one in memory if one.replica_bytes]
+    server = [float(one.server_bytes) for one in memory]
+    replicas = [sum(one.replica_bytes) / len(one.replica_bytes) for one in with_replicas]
+    found = {}
+    for name, kept, values in (
+        ("server", memory, server), ("replicas", with_replicas, replicas)
+    ):  # fmt: skip
+        samples = [(one.at_s, value) for one, value in zip(kept, values, strict=True)]
+        largest = itertools.accumulate((one.batch_limit for one in kept), max)
+        found[name] = growth(samples, list(largest))
+    return found
+
+
+def steps_of(memory: Sequence[MemorySample]) -> list[tuple[float, float]]:
+    """Each size of batches that was larger than all before, and the server's mean memory then."""
+    grouped: dict[float, list[int]] = defaultdict(list)
+    largest = itertools.accumulate((one.batch_limit for one in memory), max)
+    for limit, one in zip(largest, memory, strict=True):
+        grouped[limit].append(one.server_bytes)
+    return [(limit, sum(values) / len(values)) for limit, values in grouped.items()]
 
 
 def report(
@@ -403,46 +528,58 @@ def report(
     more: dict[str, Any],
 ) -> int:
     """Prints and writes the result; 1 if a promise was broken."""
-    # The first minute is for caches to fill.
-    kept = [one for one in soak.memory if one.at_s > min(60.0, options.minutes * 6)]
-    server = growth([(one.at_s, float(one.server_bytes)) for one in kept])
-    replicas = growth(
-        [(one.at_s, sum(one.replica_bytes) / len(one.replica_bytes))
-         for one in kept if one.replica_bytes]
-    )  # fmt: skip
-    problems = list(soak.problems)
+    grown, problems = memory_growth(soak.memory), list(soak.problems)
     for name in ("wrong", "lost", "timed_out"):
         if counts.get(name):
             problems.append(f"{counts[name]:,} {name}")
     problems += [f"{count:,} of {name}" for name, count in counts.items() if "status_" in name]
-    for name, found in (("server", server), ("replicas", replicas)):
+    for name, found in grown.items():
         text = "too few samples" if found is None else "{:+.1%} [{:+.1%}, {:+.1%}]".format(*found)
         print(f"memory    {name}: {text}")
         if found is not None and found[1] > LARGEST_GROWTH:
             problems.append(f"the memory of the {name} grows ({text})")
-    stop = more["stop"]
+    for limit, mean in steps_of(soak.memory):
+        print(f"memory    with batches of up to {limit:.0f}: {mean / 2**20:.1f} MiB")
+    stop, limits = more["stop"], more["limits"]
     if stop["lost"] or stop["wrong"] or stop["exit_code"] != 0:
         problems.append(f"stopped under load: {stop}")
     print(f"answers   {counts}")
     print(f"attacks   {len(soak.kills)} kills, {len(soak.swaps)} swaps; stop: {stop}")
     if len(soak.swaps) < 2:
         problems.append("fewer than two swaps")
+    notes = list(doubts(limits, soak))
     rows = [
         dated.measurement(name, "count", (float(counts.get(name, 0)),), {})
         for name in ("requests", "right", "wrong", "lost", "timed_out", "refused")
     ]
-    rows.append(dated.measurement("rate", "requests/s", (more["rate"],), {}))
+    rates = tuple(one.rate for one in soak.minutes)
+    rows.append(dated.measurement("rate", "requests/s", rates, {}))
+    rows.append(dated.measurement("limit", "answers/s", tuple(limits), {}))
     details = {
         "counts": counts, **more, "minutes": options.minutes, "kills": len(soak.kills),
-        "swaps": [one.ended_s - one.began_s for one in soak.swaps], "server_growth": server,
-        "replica_growth": replicas, "problems": problems,
-        "memory": [(one.at_s, one.server_bytes, one.replica_bytes) for one in soak.memory],
+        "swaps": [one.ended_s - one.began_s for one in soak.swaps], "growth": grown,
+        "steps": steps_of(soak.memory), "problems": problems, "notes": notes,
+        "memory": [msgspec.to_builtins(one) for one in soak.memory],
     }  # fmt: skip
     path = dated.write_result("serving-soak", machine, rows, details, options.out)
     print(f"written   {path}")
-    for problem in problems:
-        print(f"broken    {problem}")
+    for label, texts in (("note", notes), ("broken", problems)):
+        for text in texts:
+            print(f"{label:10}{text}")
     return 1 if problems else 0
+
+
+def doubts(limits: Sequence[float], soak: Soak) -> Iterator[str]:
+    """What keeps the result from being one at a share of one limit."""
+    low, high = min(limits), max(limits)
+    if low < STEADY * high:
+        yield (
+            f"the machine's speed has changed: the limit was {limits[0]:,.0f} answers/s at the "
+            f"start, {limits[-1]:,.0f} at the end, and between {low:,.0f} and {high:,.0f}"
+        )
+    for number, one in enumerate(soak.minutes):
+        if one.num_unsent:
+            yield f"minute {number + 1} was an overload: {one.num_unsent:,} requests were not sent"
 
 
 if __name__ == "__main__":

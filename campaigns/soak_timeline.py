@@ -41,16 +41,22 @@ class Reading:
     cpu_s: Mapping[str, float]
 
 
+def read_metrics(port: int) -> Mapping[str, float]:
+    """A server's /metrics, summed over labels; empty if it does not answer."""
+    try:
+        reply = http_call.call(f"http://127.0.0.1:{port}/metrics", timeout_s=_LIMIT_S)
+    except (OSError, http.client.HTTPException):
+        return {}
+    counts = parsed(reply.text) if reply.status == 200 else None
+    return counts.sums if counts is not None else {}
+
+
 def read_server(
     port: int, at_s: float, server: psutil.Process, replicas: Iterable[psutil.Process],
     generator: int,
 ) -> Reading:  # fmt: skip
     """Reads metrics and CPU times. generator: its process id."""
-    try:
-        reply = http_call.call(f"http://127.0.0.1:{port}/metrics", timeout_s=_LIMIT_S)
-        counts = parsed(reply.text) if reply.status == 200 else None
-    except (OSError, http.client.HTTPException):
-        counts = None
+    metrics = read_metrics(port)
     cpu_s = {}
     named = [("server", server), *((f"replica {one.pid}", one) for one in replicas)]
     try:
@@ -63,7 +69,7 @@ def read_server(
         except psutil.Error:
             continue
         cpu_s[name] = times.user + times.system
-    return Reading(at_s, counts.sums if counts is not None else {}, cpu_s)
+    return Reading(at_s, metrics, cpu_s)
 
 
 def timeline(

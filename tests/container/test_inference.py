@@ -1,4 +1,5 @@
-"""The role for inference of a cluster of real containers: it answers, restarts, stops, and is gone.
+"""The role for inference of a cluster of real containers: it answers, serves, restarts, stops, is
+gone.
 
 Its runs come from this machine, as its user's do. torchrun is the engine, as the one of the
 smallest image; the role is the same with each.
@@ -6,12 +7,17 @@ smallest image; the role is the same with each.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from containers import Docker
@@ -162,6 +168,71 @@ def test_container_that_is_killed_is_reported(cluster: ContainerCluster, docker:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1 and "exited unexpectedly" in stderr, stderr
     assert not list(output.parent.glob("long.csv*"))
+
+
+@contextlib.contextmanager
+def serving(
+    cluster: ContainerCluster, num_replicas: int
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server on this machine whose replicas are containers, and its address; ended by Ctrl-C."""
+    words = ("serve", RUN, *ON, "--replicas", str(num_replicas), "--port", "0", "--json")
+    process = cluster.start(*words)
+    assert process.stdout is not None
+    ready: dict[str, Any] = {}
+    try:
+        while ready.get("event") != "ready":
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            ready = json.loads(line)
+        yield ready["url"], process
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr
+        assert json.loads(stdout.splitlines()[-1])["num_failed"] == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(url: str, content: bytes) -> list[str]:
+    """The labels of the pictures in a file, by a server."""
+    headers = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(f"{url}/predict", content, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        (rows,) = json.load(answer)["predictions"]
+    return [row["label"] for row in rows]
+
+
+def test_server_is_one_address_in_front_of_containers(
+    cluster: ContainerCluster, docker: Docker
+) -> None:
+    labels = [label for label, _ in predicted(cluster)]
+    content = (cluster.data / "few.npy").read_bytes()
+    is_over = threading.Event()
+
+    def client() -> list[list[str]]:
+        found = []
+        while not is_over.is_set():
+            found.append(asked(url, content))
+        return found
+
+    with ThreadPoolExecutor(4) as pool, serving(cluster, 2) as (url, process):
+        try:
+            first = set(started(cluster, docker))
+            assert len(first) == 2
+            clients = [pool.submit(client) for _ in range(4)]
+            # What it computes is computed again.
+            docker.must("kill", min(first))
+            wait_until(lambda: len(set(started(cluster, docker)) - {min(first)}) == 2, process)
+            # Others take the place of both.
+            port = url.rpartition(":")[2]
+            cluster.reported("serve", "swap", RUN, *ON, "--port", port)
+            wait_until(lambda: not first & set(started(cluster, docker)), process)
+        finally:
+            is_over.set()
+        assert all(found == labels for one in clients for found in one.result())
+        assert asked(url, content) == labels
+    assert started(cluster, docker, "--all") == []
 
 
 def test_down_leaves_no_container(cluster: ContainerCluster, docker: Docker) -> None:

@@ -37,8 +37,7 @@ class Job(msgspec.Struct, kw_only=True):
     """What to send. expected: known answers of each body, as rows of `predictions`.
 
     rate_per_s: None: each of `users` sends when its answer has come; else users are the most
-    connections. records: the file for one RECORD per request. fill_s: before the warm-up of a
-    schedule, all connections send at once for so long: a server has then seen its largest load.
+    connections. records: the file for one RECORD per request.
     """
 
     host: str = "127.0.0.1"
@@ -49,7 +48,6 @@ class Job(msgspec.Struct, kw_only=True):
     expected: list[list[dict[str, Any]]] = []
     users: int = 1
     rate_per_s: float | None = None
-    fill_s: float = 0.0
     warmup_s: float = 1.0
     duration_s: float = 3.0
     timeout_s: float = 10.0
@@ -60,6 +58,7 @@ class LoadResult(msgspec.Struct, kw_only=True):
     """What came of it; latencies of good answers.
 
     held_share: of all requests, those with a good answer within 50 ms.
+    num_unsent: due by the schedule, while all connections waited until long after its end.
     cpus: CPU seconds per second of the generator.
     """
 
@@ -73,6 +72,7 @@ class LoadResult(msgspec.Struct, kw_only=True):
     num_timed_out: int
     num_lost: int
     num_wrong: int
+    num_unsent: int
     cpus: float
 
 
@@ -149,8 +149,7 @@ class _Load:
         self._waiting: collections.deque[float] = collections.deque()
         self._clients: set[_Client] = set()
         self._wall_s = time.time() - time.perf_counter()
-        self.filled_s = time.perf_counter() + job.fill_s
-        self.began_s = self.filled_s + job.warmup_s
+        self.began_s = time.perf_counter() + job.warmup_s
         self.end_s = self.began_s + job.duration_s
         self.latencies: list[float] = []
         self.statuses: collections.Counter[int] = collections.Counter()
@@ -158,11 +157,16 @@ class _Load:
         self._records = open(job.records, "wb") if job.records else None
         self.last_s = self.began_s
 
+    @property
+    def num_unsent(self) -> int:
+        """Requests that were due and wait for a connection."""
+        return len(self._waiting)
+
     def is_free(self, client: _Client) -> None:
         """A connection can send."""
         self._clients.add(client)
         now = time.perf_counter()
-        if self._job.rate_per_s is None or now < self.filled_s:
+        if self._job.rate_per_s is None:
             if now < self.end_s:
                 client.send(now, next(self._places))
         elif self._waiting:
@@ -247,7 +251,6 @@ class _Load:
         return cpus
 
     async def _keep_schedule(self, rate_per_s: float) -> None:
-        await asyncio.sleep(self.filled_s - time.perf_counter())
         start_s, number = time.perf_counter(), 0
         while (due_s := start_s + number / rate_per_s) < self.end_s:
             left_s = due_s - time.perf_counter()
@@ -321,6 +324,7 @@ async def run(job: Job) -> LoadResult:
         num_timed_out=load.num_timed_out,
         num_lost=load.num_lost,
         num_wrong=load.num_wrong,
+        num_unsent=load.num_unsent,
         cpus=cpus,
     )
 

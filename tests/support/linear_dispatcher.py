@@ -100,7 +100,7 @@ class LinearDispatcher:
         totals = DispatchTotals(num_answered=len(self.requests))
         return DispatchState(
             num_queued=0, queued_samples=0, max_queue=10, wait_s=0.0, replicas=(replica,),
-            totals=totals,
+            totals=totals, batch_limit=8,
         )  # fmt: skip
 
     async def swap(self, start: ReplicaStart) -> ServedModel:

@@ -2,8 +2,8 @@
 
 What it does at its start is in the parameters: `scale`, `fixed_s` and `sample_s` (seconds of a
 batch), `start` (`fail`, `die`, `print`, `slow`); when it measures again, too: `again` (the most
-samples, or `die`). A JSON value as input says what a request does to it: `{"do": "crash"}`, see
-`_do`.
+samples, `die` or `fail`). A JSON value as input says what a request does to it: `{"do": "crash"}`,
+see `_do`.
 """
 
 from __future__ import annotations
@@ -206,6 +206,10 @@ class Replica:
         most = self.again
         if most == "die":
             os._exit(9)
+        if most == "fail":
+            finding = Finding(rule="model-failed", severity="warning", problem="no longer.")
+            self.send(Measured(batch_s={}, max_samples=1, finding=finding))
+            return
         self.send(Measured(batch_s={1: 0.001, most: 0.002}, max_samples=most))
 
 

@@ -214,6 +214,23 @@ def test_batches_measured_again_take_the_shorter_times() -> None:
     assert list(measured_again(model, slow, 0.02)) == [Measured(batch_s=slow, max_samples=1)]
 
 
+def test_batches_measured_again_say_why_they_could_not_be() -> None:
+    model = Adding()
+    known, new = (
+        Finding(rule="model-failed", severity="warning", problem=text) for text in ("old.", "new.")
+    )
+    model.findings.append(known)
+
+    def measure() -> Generator[str, None, dict[int, float]]:
+        yield "a size"
+        model.findings.append(new)
+        return {}
+
+    model.measure_batches = measure
+    *_, found = measured_again(model, {1: 0.001}, 0.02)
+    assert found == Measured(batch_s={1: 0.001}, max_samples=1, finding=new)
+
+
 def test_samples_of_a_batch_are_computed_as_the_server_says() -> None:
     model = Adding()
     answers = Answers(model, 2)

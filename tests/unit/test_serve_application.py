@@ -199,6 +199,12 @@ def test_health_when_no_replica_is_ready() -> None:
         assert client.get("/health/live").json() == {"live": True}
 
 
+def test_route_when_the_path_is_that_of_a_pattern() -> None:
+    with serving(LinearDispatcher()) as address, client_of(address) as client:
+        response = client.post("/v2/models/%7Bmodel%7D/infer", json={"inputs": []})
+        assert (response.status_code, rule_of(response)) == (404, "no-such-model")
+
+
 def test_metrics_when_requests_were_answered() -> None:
     with serving(LinearDispatcher()) as address, client_of(address) as client:
         client.post("/predict", json={"input": [1, 2, 3, 4]})
@@ -220,6 +226,8 @@ def test_metrics_when_requests_were_answered() -> None:
     assert found["flatout_serve_replicas", "ready"] == 1
     assert found["flatout_serve_replica_memory_bytes", "", "0", "1"] == 1024
     assert found["flatout_serve_queue_limit_requests",] == 10
+    assert found["flatout_serve_batch_limit_samples",] == 8
+    assert found["flatout_serve_batch_measurement_failures_total",] == 0
     assert found["flatout_serve_answers_total",] == 1
 
 

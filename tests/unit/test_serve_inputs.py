@@ -19,7 +19,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.schema.serve_model import ServedModel, TensorSpec
 from flatout.schema.serve_protocol import FileInput, TensorInput, TextInput, ValueInput, WireTensor
 from flatout.serve.dispatcher import InferRequest
-from flatout.serve.inputs import CallOptions, predict_requests, query_options
+from flatout.serve.inputs import CallOptions, number_bytes, predict_requests, query_options
 from flatout.serve.limits import ServeLimits, check_depth, decompressed, num_elements
 from flatout.serve.uploaded_files import file_input, multipart_inputs, suffix_of
 
@@ -388,6 +388,24 @@ json_values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70)),
+    st.sampled_from(["float32", "float64"]),
+)
+def test_number_bytes_are_those_of_numpy(numbers: list[Any], dtype: str) -> None:
+    import numpy as np
+
+    spec = TensorSpec(name="x", dtype=dtype, shape=(None,))
+    with np.errstate(over="ignore"):
+        array = np.array(numbers, dtype)
+    if np.isfinite(array).all():
+        assert number_bytes(numbers, spec, LIMITS) == array.tobytes()
+    else:
+        with pytest.raises(UsageError):
+            number_bytes(numbers, spec, LIMITS)
 
 
 @settings(max_examples=300, deadline=None)

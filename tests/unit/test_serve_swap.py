@@ -16,6 +16,7 @@ from support.serving import action, dispatching, numbers, plan_for, until
 
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.serve_control import (
+    BatchesMeasured,
     ControlFile,
     ReplicaPlan,
     ReplicaWarming,
@@ -26,6 +27,7 @@ from flatout.schema.serve_control import (
 from flatout.serve.control import ControlPort, ask_swap, choose_server
 from flatout.serve.queue_dispatcher import QueueDispatcher
 from flatout.serve.replica_plan import plan_like
+from flatout.serve.replica_pool import ReplicaPool
 from flatout.serve.serve_errors import NothingToSwapBack, ReplicaNotStarted, SwapRunning
 from flatout.system import serve_files
 
@@ -87,8 +89,10 @@ def test_old_model_finishes_what_it_has() -> None:
 
 
 def test_batches_are_measured_again_when_the_old_model_has_ended() -> None:
+    events: list[ServeEvent] = []
+
     async def main() -> None:
-        async with dispatching(plan_for(latency_s=0.02, num_replicas=2)) as dispatcher:
+        async with dispatching(plan_for(latency_s=0.02, num_replicas=2), events) as dispatcher:
             assert dispatcher.batch_samples == 16
             busy = asyncio.ensure_future(dispatcher.submit(action("sleep", seconds=0.5)))
             await asyncio.sleep(0)
@@ -101,19 +105,58 @@ def test_batches_are_measured_again_when_the_old_model_has_ended() -> None:
             # Replicas that have not measured again compute as many together, too.
             assert len({answer.rows[0]["pid"] for answer in answers}) == 2
             assert {answer.rows[0]["most"] for answer in answers} == {64}
+            assert dispatcher.state().batch_limit == 64
+            assert dispatcher.state().totals.num_unmeasured == 0
 
     asyncio.run(main())
+    (measured,) = measurements(events)
+    assert (measured.model.name, measured.batch_samples, measured.finding) == ("triple", 64, None)
 
 
-def test_replica_that_dies_measuring_is_started_again() -> None:
+def measurements(events: list[ServeEvent]) -> list[BatchesMeasured]:
+    return [event for event in events if isinstance(event, BatchesMeasured)]
+
+
+@pytest.mark.parametrize(
+    ("again", "because", "num_restarts"), [("die", "has ended", 1), ("fail", "no longer.", 0)]
+)
+def test_batches_that_cannot_be_measured_again_are_reported(
+    again: str, because: str, num_restarts: int
+) -> None:
+    events: list[ServeEvent] = []
+
     async def main() -> None:
-        async with dispatching(plan_for(latency_s=0.02)) as dispatcher:
-            await dispatcher.swap(plan_for("triple", scale=3.0, latency_s=0.02, again="die"))
-            await until(lambda: dispatcher.state().totals.num_restarts == 1)
+        async with dispatching(plan_for(latency_s=0.02), events) as dispatcher:
+            await dispatcher.swap(plan_for("triple", scale=3.0, latency_s=0.02, again=again))
+            await until(lambda: dispatcher.state().totals.num_unmeasured == 1)
+            await until(lambda: dispatcher.state().totals.num_restarts == num_restarts)
             assert (await dispatcher.submit(numbers([1]))).rows[0]["y"] == [3.0, 3.0]
             assert dispatcher.batch_samples == 16
 
     asyncio.run(main())
+    (measured,) = measurements(events)
+    assert measured.batch_samples == 16 and measured.finding is not None
+    assert measured.finding.rule == "batches-not-measured"
+    assert because in str(measured.finding.because)
+
+
+def test_fault_in_measuring_again_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[ServeEvent] = []
+
+    async def measure_again(pool: ReplicaPool) -> BatchesMeasured | None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(ReplicaPool, "measure_again", measure_again)
+
+    async def main() -> None:
+        async with dispatching(plan_for(latency_s=0.02), events) as dispatcher:
+            await dispatcher.swap(plan_for("triple", latency_s=0.02))
+            await until(lambda: dispatcher.state().totals.num_unmeasured == 1)
+
+    asyncio.run(main())
+    (measured,) = measurements(events)
+    assert measured.finding is not None
+    assert "ZeroDivisionError: of ours" in str(measured.finding.because)
 
 
 def test_swap_that_fails_changes_nothing() -> None:

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from serving_soak import LARGEST_GROWTH, Soak, Swap, allowed_models, growth, judged
+from serving_soak import (
+    LARGEST_GROWTH,
+    MemorySample,
+    Minute,
+    Soak,
+    Swap,
+    allowed_models,
+    doubts,
+    growth,
+    judged,
+    memory_growth,
+    steps_of,
+)
 from soak_timeline import Reading, timeline
 from support import http_load
 from support.busy_machine import first_good
@@ -45,10 +57,10 @@ def test_judged_when_there_is_everything(tmp_path: Path) -> None:
         (10, 0.1, 0, 0, http_load.LOST), (10, 0.1, 500, 0, 0),
     ]  # fmt: skip
     (tmp_path / "records").write_bytes(b"".join(http_load.RECORD.pack(*row) for row in rows))
-    counts = judged(tmp_path / "records", Soak(swaps=list(SWAPS)))
+    counts = judged([tmp_path / "records"], Soak(swaps=list(SWAPS)))
     assert counts == {
         "requests": 11, "right": 3, "wrong": 3, "refused": 1, "status_503": 1, "timed_out": 1,
-        "lost": 1, "status_500": 1, "answered": 6, "p50_s": 0.1, "p99_s": 0.1,
+        "lost": 1, "status_500": 1, "answered": 6, "unsent": 0, "p50_s": 0.1, "p99_s": 0.1,
     }  # fmt: skip
 
 
@@ -63,6 +75,41 @@ def test_growth_when_memory_is_flat_or_grows() -> None:
     # Three minutes at 1,200 requests a second that leave 20 bytes each.
     found = growth([(at, 6.7e7 + 20 * 1200 * at) for at in range(20, 180, 5)])
     assert found is not None and found[1] > LARGEST_GROWTH
+
+
+def sample(at_s: float, num_bytes: float, batch_limit: float) -> MemorySample:
+    return MemorySample(at_s, round(num_bytes), (round(num_bytes),), batch_limit)
+
+
+def test_memory_growth_when_a_step_comes_with_larger_batches() -> None:
+    def stepped(*limits: float) -> list[MemorySample]:
+        """A step of 5 % after half of the time."""
+        return [sample(5.0 * n, 7e7 * (1.05 if n >= 50 else 1.0), limits[n // 50])
+                for n in range(100)]  # fmt: skip
+
+    for found in memory_growth(stepped(64, 128)).values():
+        assert found is not None and abs(found[0]) < 1e-6
+    # Without larger batches, a step is growth: with the same ones, and with smaller ones.
+    for limits in ((64, 64), (64, 32)):
+        for found in memory_growth(stepped(*limits)).values():
+            assert found is not None and found[1] > LARGEST_GROWTH
+    # So is a slope, whatever batches become.
+    sloped = [sample(5.0 * n, 7e7 * (1 + 0.001 * n), 64 if n < 50 else 128) for n in range(100)]
+    for found in memory_growth(sloped).values():
+        assert found is not None and 0.09 < found[1] <= found[0] < 0.1
+    assert steps_of(stepped(64, 32)) == [(64, pytest.approx(7e7 * 1.025))]
+    assert steps_of(stepped(64, 128)) == [(64, 7e7), (128, pytest.approx(7.35e7))]
+
+
+def test_doubts_when_the_machine_became_slower() -> None:
+    def minute(num_unsent: int = 0) -> Minute:
+        return Minute(1000.0, 800.0, Path("records"), (), num_unsent)
+
+    assert list(doubts([1000.0, 900.0, 950.0], Soak(minutes=[minute()]))) == []
+    (text,) = doubts([1000.0, 700.0, 950.0], Soak(minutes=[minute()]))
+    assert "1,000 answers/s at the start, 950 at the end, and between 700 and 1,000" in text
+    (text,) = doubts([1000.0, 900.0], Soak(minutes=[minute(), minute(7)]))
+    assert text.startswith("minute 2 was an overload: 7 requests")
 
 
 def test_timeline_when_a_backlog_is_worked_off() -> None:
@@ -113,13 +160,11 @@ def test_generator_when_answers_take_20_ms() -> None:
     assert result.statuses == {"200": result.num_requests}
 
 
-def test_generator_when_all_connections_are_used_before_a_schedule() -> None:
-    with load_server(lambda asked: Reply(delay_s=0.1)) as server:
-        result = run(server.port, users=24, rate_per_s=10.0, fill_s=0.5)
-        num_asked = len(server.asked)
-    # Those before the schedule are not counted.
-    assert 9 <= result.num_requests <= 11
-    assert num_asked >= 24 + result.num_requests
+def test_generator_when_more_is_due_than_is_answered() -> None:
+    with load_server(lambda asked: Reply(delay_s=30.0)) as server:
+        result = run(server.port, users=1, rate_per_s=50.0, timeout_s=0.2)
+    # A connection waits 0.2 s for each: most of 55 are not even sent before the end.
+    assert 30 < result.num_unsent < 55 and result.num_answered == 0
 
 
 def test_generator_when_answers_are_known(tmp_path: Path) -> None:

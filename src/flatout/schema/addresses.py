@@ -5,6 +5,7 @@ pip masks them the same way. Source: pip, `redact_auth_from_url`.
 
 from __future__ import annotations
 
+import functools
 import re
 from urllib.parse import urlsplit
 
@@ -43,6 +44,7 @@ def without_secrets(address: str) -> str:
     return _USER.sub("", address).partition("?")[0]
 
 
+@functools.lru_cache(maxsize=64)
 def host_in(header: str) -> str:
     """The host in a Host header, in lower case, without its port; empty if there is none."""
     try:

@@ -104,6 +104,18 @@ class ServeSwapped(ServeEvent, frozen=True, kw_only=True, tag="swapped"):
     warmup_s: float
 
 
+class BatchesMeasured(ServeEvent, frozen=True, kw_only=True, tag="batches-measured"):
+    """Batches of a model that was swapped in were measured again, once the old one had ended.
+
+    batch_samples: the most in one batch from now on. finding: why they could not be measured; then
+    it is what the warm-up has found.
+    """
+
+    model: ServedModel
+    batch_samples: int
+    finding: Finding | None = None
+
+
 class SwapFailed(ServeEvent, frozen=True, kw_only=True, tag="swap-failed"):
     """A swap was refused or could not be done; the model that answered continues to.
 

@@ -109,10 +109,14 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
-    """How long batches take, and the best size, by all that was measured until now."""
+    """How long batches take, and the best size, by all that was measured until now.
+
+    finding: why they could not be measured again.
+    """
 
     batch_s: dict[int, float]
     max_samples: int
+    finding: Finding | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -69,6 +69,7 @@ class DispatchTotals(msgspec.Struct, kw_only=True):
     failed, expired (its deadline passed) or cancelled (its client left).
     num_busy: not accepted, because the queue was full or the wait too long.
     num_retried: after the death of a replica that was computing them.
+    num_unmeasured: swaps after which batches could not be measured again.
     compute_s: of all batches, in the model.
     """
 
@@ -84,6 +85,7 @@ class DispatchTotals(msgspec.Struct, kw_only=True):
     num_batches: int = 0
     num_restarts: int = 0
     num_swaps: int = 0
+    num_unmeasured: int = 0
     compute_s: float = 0.0
     decode_s: float = 0.0
 
@@ -93,6 +95,7 @@ class DispatchState(msgspec.Struct, frozen=True, kw_only=True):
     them, one for a stream. max_queue: of streams, and of others.
 
     wait_s: how long a request that comes now is estimated to wait; None where nothing was measured.
+    batch_limit: the most samples in a batch; None before the start.
     """
 
     num_queued: int
@@ -101,6 +104,7 @@ class DispatchState(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None
     replicas: tuple[ReplicaStatus, ...]
     totals: DispatchTotals
+    batch_limit: int | None = None
     is_stopping: bool = False
     is_swapping: bool = False
 

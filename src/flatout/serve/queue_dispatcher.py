@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 
@@ -15,7 +16,7 @@ from flatout.schema.units import counted_text, seconds_text
 from flatout.serve.batching import late_by_s
 from flatout.serve.dispatcher import Answer, DispatchState, DispatchTotals, InferRequest
 from flatout.serve.pending import Pending, RequestQueue
-from flatout.serve.replica_pool import ReplicaPool
+from flatout.serve.replica_pool import ReplicaPool, not_measured
 from flatout.serve.serve_errors import (
     NothingToSwapBack,
     ServerBusy,
@@ -25,6 +26,7 @@ from flatout.serve.serve_errors import (
 from flatout.system.clock import elapsed_s
 
 _MOST_RECENT = 4096
+_LOG = logging.getLogger("flatout.serve")
 
 
 class DispatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,7 @@ class QueueDispatcher:
             wait_s=self._pool.wait_s() if self._pool is not None else None,
             replicas=tuple(replica.status() for pool in pools for replica in pool.replicas),
             totals=self._totals,
+            batch_limit=self.batch_samples if self._pool is not None else None,
             is_stopping=self._is_stopping,
             is_swapping=self._warming is not None,
         )
@@ -224,8 +227,18 @@ class QueueDispatcher:
 
     async def _measure_after(self, draining: asyncio.Task[None], pool: ReplicaPool) -> None:
         await asyncio.wait({draining})
-        if pool is self._pool:
-            await pool.measure_again()
+        if pool is not self._pool:
+            return
+        try:
+            measured = await pool.measure_again()
+        except Exception as error:  # noqa: BLE001 - nothing waits for this task
+            _LOG.error("batches could not be measured again", exc_info=error)
+            measured = not_measured(pool, f"{type(error).__name__}: {error}")
+        # Another swap may have come in between.
+        if measured is None or pool is not self._pool:
+            return
+        self._totals.num_unmeasured += measured.finding is not None
+        self._report(measured)
 
     def _accepted(self, pool: ReplicaPool, request: InferRequest, *, is_stream: bool) -> Pending:
         """The request in the queue.

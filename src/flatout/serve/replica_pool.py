@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from flatout.schema.finding import Finding
-from flatout.schema.serve_control import ReplicaPlan, ServeEvent
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.serve_control import BatchesMeasured, ReplicaPlan, ServeEvent
 from flatout.schema.serve_model import ServedModel
 from flatout.schema.serve_protocol import Answered, BatchDone, ReplicaReady
 from flatout.schema.units import seconds_text
@@ -112,17 +112,28 @@ class ReplicaPool:
         self.times = BatchTimes(self.model, self.plan.latency_s)
         self.replica_freed()
 
-    async def measure_again(self) -> None:
-        """Corrects the size of batches: other replicas computed when it was chosen."""
+    async def measure_again(self) -> BatchesMeasured | None:
+        """Corrects the size of batches: other replicas computed when it was chosen.
+
+        None: the size is fixed, or nothing has changed.
+        """
+        if self.plan.latency_s is None:
+            return None
         replica = next((one for one in self.replicas if one.is_ready), None)
-        if self.plan.latency_s is None or replica is None:
-            return
+        if replica is None:
+            return not_measured(self, "no replica was ready")
         found = await replica.measured_again()
-        if found is not None:
-            self.model = msgspec.structs.replace(
-                self.model, batch_s=found.batch_s, max_samples=found.max_samples
-            )
-            self.times = BatchTimes(self.model, self.plan.latency_s)
+        if found is None:
+            return not_measured(self, "the replica that measured has ended")
+        if found.finding is not None:
+            return not_measured(self, found.finding.problem)
+        if found.batch_s == self.model.batch_s:
+            return None
+        self.model = msgspec.structs.replace(
+            self.model, batch_s=found.batch_s, max_samples=found.max_samples
+        )
+        self.times = BatchTimes(self.model, self.plan.latency_s)
+        return BatchesMeasured(model=self.model, batch_samples=self.times.limit)
 
     async def _started(self) -> list[ReplicaReady]:
         """What the replicas of the plan report; those that do not run yet are started."""
@@ -299,6 +310,19 @@ class ReplicaPool:
             if late:
                 self._has_changed.set()
             self.replica_freed()
+
+
+def not_measured(pool: ReplicaPool, because: str) -> BatchesMeasured:
+    """What is reported where the batches of a pool could not be measured again."""
+    finding = Finding(
+        rule="batches-not-measured",
+        severity="warning",
+        problem="batches could not be measured again after the swap.",
+        because=f"{because}; they keep the size that was measured while the old model answered",
+        fixes=(Fix(text="swap again, or start the server with a fixed size: --batch N"),),
+    )
+    limit = pool.times.limit if pool.times is not None else 1
+    return BatchesMeasured(model=pool.model, batch_samples=limit, finding=finding)
 
 
 def _sent_by(replicas: list[Replica]) -> list[SentBatch]:

@@ -30,6 +30,11 @@ _TOTALS = (
     ("num_batches", "flatout_serve_batches", "Batches computed."),
     ("num_restarts", "flatout_serve_replica_restarts", "Replicas that were started again."),
     ("num_swaps", "flatout_serve_swaps", "Models that were swapped in."),
+    (
+        "num_unmeasured",
+        "flatout_serve_batch_measurement_failures",
+        "Swaps after which batches could not be measured again.",
+    ),
     ("compute_s", "flatout_serve_compute_seconds", "Time in the model, of all replicas."),
     ("decode_s", "flatout_serve_decode_seconds", "Time in reading inputs, of all replicas."),
 )
@@ -159,6 +164,11 @@ def _queue_metrics(state: DispatchState) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "flatout_serve_queue_limit_requests", "Requests that may wait.", value=state.max_queue
     )
+    if state.batch_limit is not None:
+        yield GaugeMetricFamily(
+            "flatout_serve_batch_limit_samples", "The most samples in a batch.",
+            value=state.batch_limit,
+        )  # fmt: skip
     if state.wait_s is not None:
         yield GaugeMetricFamily(
             "flatout_serve_expected_wait_seconds", "Expected wait of a new request.",

@@ -15,6 +15,7 @@ from flatout.cli.render import show, wording
 from flatout.cli.render.live import Waiting
 from flatout.schema.finding import Finding
 from flatout.schema.serve_control import (
+    BatchesMeasured,
     ReplicaLost,
     ReplicaPrinted,
     ReplicaRestored,
@@ -146,6 +147,8 @@ class ServeDisplay:
 def _findings(event: ServeEvent) -> Iterable[Finding]:
     if isinstance(event, ServeStarted | ServeReady):
         return event.findings
+    if isinstance(event, BatchesMeasured):
+        return () if event.finding is None else (event.finding,)
     return (event.finding,) if isinstance(event, ReplicaLost | SwapFailed) else ()
 
 
@@ -163,6 +166,10 @@ def _lines(event: ServeEvent) -> Iterator[tuple[str, str]]:
         yield "replica", f"replica {event.replica} answers again (process {event.pid})"
     elif isinstance(event, ServeSwapped):
         yield from swapped_lines(event)
+    elif isinstance(event, BatchesMeasured):
+        if event.finding is None:
+            text = batches_text(event.model, event.batch_samples)
+            yield "batches", f"measured again: {text}"
     elif isinstance(event, ServeStopping):
         count = event.num_open
         requests = "requests" if count is None else counted_text(count, "request")

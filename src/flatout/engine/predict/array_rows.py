@@ -66,7 +66,8 @@ def _classes(
         numbers = probabilities.argmax(axis=1)[:, numpy.newaxis]
     else:
         numbers = numpy.argsort(probabilities, axis=1, kind="stable")[:, : -top - 1 : -1]
-    values = numpy.take_along_axis(probabilities, numbers, axis=1)
+    # Much sooner than `take_along_axis`, for one sample.
+    values = probabilities[numpy.arange(len(probabilities))[:, numpy.newaxis], numbers]
     rows = []
     for row_values, row_numbers in zip(values.tolist(), numbers.tolist(), strict=True):
         row: dict[str, Any] = {}

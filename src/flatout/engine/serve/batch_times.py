@@ -114,12 +114,17 @@ def measured_again(
         latency_s: target for a batch.
     """
     found = dict(batch_s)
+    num_findings = len(model.findings)
     # What is slow was measured well enough, and requests would wait for each size.
     if model.measure_batches is not None and batch_s.get(1, SLOW_S) < SLOW_S:
         again = yield from model.measure_batches()
         # Other programs only add to a time.
         found |= {size: min(one, batch_s.get(size, one)) for size, one in again.items()}
-    yield Measured(batch_s=found, max_samples=best_size(found, latency_s))
+    yield Measured(
+        batch_s=found,
+        max_samples=best_size(found, latency_s),
+        finding=next(iter(model.findings[num_findings:]), None),
+    )
 
 
 def best_size(batch_s: Mapping[int, float], latency_s: float) -> int:
