@@ -185,6 +185,8 @@ def attack(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, An
             num_trials = options.trials // len(experiments)
             dice = random.Random(f"{options.seed}/{experiment}/{sampler}")
             arguments = arguments_of(experiment, sampler, num_trials, options.seed)
+            # Where other programs work, two threads would wait for each other.
+            arguments += ["--use", "num_threads=1"]
             whole_s = sweeps.run([*arguments, "--name", "whole"])
             kills = killed(sweeps, arguments, whole_s, dice, options.kills)
             problem = "; ".join(sweeps.problems) or difference(sweeps, num_trials)

@@ -148,7 +148,7 @@ def test_next_command_trains_with_the_recipe_and_in_the_environment_of_the_test(
     folder = tmp_path / "environments" / "mine"
     folder.mkdir(parents=True)
     python = folder / "python"
-    python.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     proof = SmokeTestResult(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
                             tolerance=0.1, at="2026-01-01T00:00:00Z")  # fmt: skip

@@ -187,7 +187,7 @@ def test_another_run_is_sent_to_the_same_trackers(
     assert again.endswith(" --track mlflow:http://127.0.0.1:9 --track wandb")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert typed_trackers(run) == ("mlflow", "wandb")
-    (tmp_path / "site.toml").write_text("[train]\ntrack = [\"wandb\", \"mlflow\"]\n")
+    (tmp_path / "site.toml").write_text('[train]\ntrack = ["wandb", "mlflow"]\n')
     monkeypatch.setenv("FLATOUT_SITE", str(tmp_path / "site.toml"))
     assert typed_trackers(run) == ()
 

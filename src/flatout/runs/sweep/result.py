@@ -122,9 +122,7 @@ def best_value(header: SweepHeader, values: Iterable[float | None]) -> float | N
     return min((value for value in values if value is not None), key=header.cost, default=None)
 
 
-def refuse_equal_failures(
-    header: SweepHeader, trials: Iterable[SweepTrial], parallel: int
-) -> None:
+def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial], parallel: int) -> None:
     """Ends a sweep whose first trials have failed the same way. parallel: trials at a time.
 
     Raises:
