@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from flatout.engine.experiment import Experiment
 
@@ -152,9 +152,24 @@ class WithLoss(nn.Module):
         self.model = model
         self.loss: Any = experiment.loss
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The loss of a batch of inputs and targets."""
-        return {"loss": self.loss(self.model, (first, second))}
+    def forward(
+        self, first: torch.Tensor, second: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The loss of a batch of inputs and targets, or of one tensor for both."""
+        return {"loss": self.loss(self.model, first if second is None else (first, second))}
+
+
+class Rows(Dataset[torch.Tensor]):
+    """A tensor whose rows are samples, as one has it for a loader."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.tensor[index]
 
 
 def names_for(tool: str, experiment: Experiment, device: str) -> dict[str, Any]:
@@ -164,7 +179,8 @@ def names_for(tool: str, experiment: Experiment, device: str) -> dict[str, Any]:
         data = data.tensors
     model = experiment.model()
     is_tensors = isinstance(data, list | tuple) and isinstance(data[0], torch.Tensor)
-    dataset = TensorDataset(*data) if is_tensors else data
+    is_tensor = isinstance(data, torch.Tensor)
+    dataset = TensorDataset(*data) if is_tensors else Rows(data) if is_tensor else data
     names: dict[str, Any] = {
         "tensors": data, "dataset": dataset, "epochs": 10**6, "steps": 10**9, "model": model,
         "loss_of": experiment.loss, "batch_size": experiment.batch_size, "device": device,
@@ -175,8 +191,9 @@ def names_for(tool: str, experiment: Experiment, device: str) -> dict[str, Any]:
     names["optimizer"] = optimizer_of(experiment, model)
     if tool == "hf":
         names |= {"model": WithLoss(experiment, model), "collate_named": collate_named}
-        if is_tensors:
-            names["tensors"] = dict(zip(("first", "second"), data, strict=True))
+        if is_tensors or is_tensor:
+            parts = (data,) if is_tensor else data
+            names["tensors"] = dict(zip(("first", "second"), parts, strict=False))
     return names
 
 
@@ -187,9 +204,10 @@ def optimizer_of(experiment: Experiment, model: nn.Module) -> Any:
 
 
 def collate_named(samples: list[Any]) -> dict[str, torch.Tensor]:
-    """A batch of pairs, with the names of WithLoss's arguments."""
-    first, second = torch.utils.data.default_collate(samples)
-    return {"first": first, "second": second}
+    """A batch of pairs, or of single tensors, with the names of WithLoss's arguments."""
+    batch = torch.utils.data.default_collate(samples)
+    parts = (batch,) if isinstance(batch, torch.Tensor) else batch
+    return dict(zip(("first", "second"), parts, strict=False))
 
 
 def module_of(experiment: Experiment, model: nn.Module) -> Any:

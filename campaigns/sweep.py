@@ -185,6 +185,8 @@ def attack(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, An
             num_trials = options.trials // len(experiments)
             dice = random.Random(f"{options.seed}/{experiment}/{sampler}")
             arguments = arguments_of(experiment, sampler, num_trials, options.seed)
+            # Where other programs work, two threads would wait for each other.
+            arguments += ["--use", "num_threads=1"]
             whole_s = sweeps.run([*arguments, "--name", "whole"])
             kills = killed(sweeps, arguments, whole_s, dice, options.kills)
             problem = "; ".join(sweeps.problems) or difference(sweeps, num_trials)
@@ -253,10 +255,15 @@ def main() -> int:
         Measurement(name=f"overhead per trial, {name}", value=value, unit="s")
         for name, value in overheads.items()
     ]
-    details = {"seed": options.seed, "sweeps": attacked, "pruning": rows}
-    path = dated.write_result(
-        "sweep", dated.read_machine(), measurements, details, options.out
-    )  # fmt: skip
+    details = {
+        "seed": options.seed, "trials": options.trials, "sweeps": attacked, "pruning": rows,
+        "versions": dated.versions("optuna", "ray"),
+    }  # fmt: skip
+    # Parts that are carried out one by one have files of their own.
+    parts = ["sweep", *(["kills", *options.experiments.split(",")] if attacked else [])]
+    parts += [*(["pruning"] if rows else []), *(["peers"] if overheads else [])]
+    name = "-".join(parts)
+    path = dated.write_result(name, dated.read_machine(), measurements, details, options.out)
     print(f"written   {path}")
     by_hand = overheads.get(sweep_peers.BY_HAND)
     is_slow = by_hand is not None and overheads["flatout sweep"] > 1.1 * by_hand

@@ -242,14 +242,20 @@ def carried_out(place: Place, name: str, num_trials: int, faults: dict[int, int]
         for number, training in struck.items():
             strike(training, AT_STEP, partial(place.kill, training, faults[number]))
         code = process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Unexpected(f"not ended after {LIMIT_S:.0f} s: {output_of(log)}") from None
     finally:
         process.kill()
     if code:
-        output = log.read_text(encoding="utf-8", errors="replace")
-        raise Unexpected(f"ended with {code}: {output[-1500:]}")
+        raise Unexpected(f"ended with {code}: {output_of(log)}")
     stories = {number: story(training) for number, training in struck.items()}
     folder = place.state / "sweeps" / name
     return Swept(folder=folder, runs=runs, took_s=time.monotonic() - began_s, stories=stories)
+
+
+def output_of(log: Path) -> str:
+    """The end of what a command has printed."""
+    return log.read_text(encoding="utf-8", errors="replace")[-1500:]
 
 
 def difference(whole: Swept, struck: Swept, place: Place) -> tuple[str | None, float]:

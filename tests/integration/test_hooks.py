@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from support.forked_ranks import ForkedRanks, run_fresh
+from support.ranks_runs import RanksFailed
 from torch import nn
 
 from flatout.engine import Experiment
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
     from conftest import Lab, Tell
 
     Plain = Callable[..., Experiment]
+    Run = Callable[[RunFolder], int]
 
 CASE = Path(__file__).parents[1] / "cases" / "hooks" / "hooked.py"
 LIMIT_S = 300.0
+# By SIGKILL.
+KILLED = -9
 needs_compiler = pytest.mark.skipif(
     why_not_compiled(torch.device("cpu")) is not None, reason="needs a C++ compiler"
 )
@@ -85,18 +89,18 @@ def new_folder(tmp_path: Path, name: str, use: dict[str, Any]) -> RunFolder:
     return folder
 
 
-def trained(run: Callable[[RunFolder], int], folder: RunFolder, kills: list[int]) -> RunFolder:
+def trained(runs: Sequence[Run], folder: RunFolder, kills: Sequence[int] = ()) -> RunFolder:
     """Trains in processes, each but the last killed at that sample of its own.
 
-    run: gives how they ended.
+    runs: each gives how its processes ended.
     """
-    for kill in [*kills, 0]:
+    for run, kill in zip(runs, [*kills, 0], strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KILL_AT", str(kill))
             patch.setenv("FLATOUT_RANKS_LIMIT_S", "60")
             exit_code = run(folder)
         logs = [path.read_text() for path in folder.path.glob("*.log")]
-        assert (exit_code != 0) == bool(kill), "\n".join(logs)
+        assert exit_code == (KILLED if kill else 0), "\n".join(logs)
     return folder
 
 
@@ -105,7 +109,11 @@ def run_whole(folder: RunFolder, num_ranks: int) -> int:
     module = "flatout.engine.training.worker" if num_ranks == 1 else "flatout.engine.launch"
     on = [] if num_ranks == 1 else ["--on", f"local:{num_ranks}"]
     command = ["-m", module, str(folder.path), *on]
-    return run_fresh(command, os.environ, folder.path / "printed.log", limit_s=LIMIT_S)
+    printed = folder.path / "printed.log"
+    exit_code = run_fresh(command, os.environ, printed, limit_s=LIMIT_S)
+    # A launcher's own says only that a rank is gone.
+    is_rank_killed = f" exited with code {KILLED}\n" in printed.read_text()
+    return KILLED if exit_code and is_rank_killed else exit_code
 
 
 def run_forked(folder: RunFolder, num_ranks: int, forked_ranks: ForkedRanks) -> int:
@@ -116,8 +124,9 @@ def run_forked(folder: RunFolder, num_ranks: int, forked_ranks: ForkedRanks) -> 
         return forked_ranks.run_alone(command, os.environ, printed, limit_s=LIMIT_S)
     try:
         forked_ranks.run(num_ranks, [*command, "--ranked"], folder.path, LIMIT_S)
-    except RuntimeError:
-        return 1
+    except RanksFailed as failed:
+        # The other rank may have noticed, and ended by itself.
+        return KILLED if KILLED in failed.codes else max(failed.codes, key=abs)
     return 0
 
 
@@ -136,11 +145,14 @@ def test_killed_run_ends_as_one_that_was_not(
     tmp_path: Path, tell: Tell, forked_ranks: ForkedRanks, use: dict[str, Any], num_ranks: int
 ) -> None:
     # In a process of its own: children of one process share what differs between others.
-    whole = trained(partial(run_whole, num_ranks=num_ranks), new_folder(tmp_path, "whole", use), [])
+    launch = partial(run_whole, num_ranks=num_ranks)
+    whole = trained([launch], new_folder(tmp_path, "whole", use))
     # Before the first checkpoint, just before and after the layer is unfrozen, and later.
     kills = [20, 40, 45] if num_ranks > 1 else [75, 50] if use.get("compiled") else [20, 75, 50, 90]
     fork = partial(run_forked, num_ranks=num_ranks, forked_ranks=forked_ranks)
-    killed = trained(fork, new_folder(tmp_path, "killed", use), kills)
+    # Ranks are killed under their launcher, too, but once: each time it loads torch.
+    runs = [launch if num_ranks > 1 else fork, *[fork] * len(kills)]
+    killed = trained(runs, new_folder(tmp_path, "killed", use), kills)
     assert tell.traces(killed) == tell.traces(whole)
     logged = [[(line.step, line.name, line.value, line.text) for line in tell.metrics(one, Logged)]
               for one in (whole, killed)]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import flatout
 from flatout.cli.main import run
 from flatout.engine import Experiment
 from flatout.errors import FlatoutError, UsageError
+from flatout.schema.environment import EnvironmentSpec, MadeEnvironment, SmokeTestResult
+from flatout.system import atomic_files
 
 Plain = Callable[..., Experiment]
 
@@ -135,6 +138,34 @@ def test_command_prints_keeps_and_draws(state: Path, capsys: pytest.CaptureFixtu
     assert len(kept["points"]) == 20
     assert (state / "lr" / "digits.png").read_bytes()[:4] == b"\x89PNG"
     assert not (state / "runs").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands for an interpreter")
+def test_next_command_trains_with_the_recipe_and_in_the_environment_of_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(tmp_path / "environments"))
+    folder = tmp_path / "environments" / "mine"
+    folder.mkdir(parents=True)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    proof = SmokeTestResult(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
+                            tolerance=0.1, at="2026-01-01T00:00:00Z")  # fmt: skip
+    made = MadeEnvironment(
+        name="mine", folder=str(folder), python=str(python), python_version="3.12",
+        version="2.13.0", cuda="cpu", index=None, installer="pip",
+        spec=EnvironmentSpec(framework="torch"), machine="", pins=(), size_bytes=1,
+        made_at="2026-01-01T00:00:00Z", proof=proof,
+    )  # fmt: skip
+    atomic_files.write_json(folder / "flatout-environment.json", made)
+    recipe = Path(__file__).parents[1] / "cases" / "written_before" / "recipe.json"
+    arguments = ["lr", "digits", "--steps", "20", "--env", "mine", "--recipe", str(recipe)]
+    assert run([*arguments, "--use", "num_threads=1", "--json"]) == 0
+    command = shlex.split(json.loads(capsys.readouterr().out)["command"])
+    assert command[:5] == ["flatout", "train", "digits", "-s", command[4]]
+    assert command[5:] == ["--recipe", str(recipe), "--use", "num_threads=1", "--python",
+                           str(python)]  # fmt: skip
 
 
 def test_command_gives_one_document(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from support.busy_machine import wait_until
+from support.free_port import free_port
 
 from flatout.monitor.mlflow_tracker import MlflowTracker
 from flatout.monitor.tensorboard import sample_scalars, scalars
@@ -108,9 +109,7 @@ def in_files(folder: RunFolder) -> Values:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real tracking server, started from its package."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     log = open(folder / "log", "wb")
     process = subprocess.Popen(

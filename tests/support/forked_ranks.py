@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.fork_server import CAN_FORK, ForkServer
-from support.ranks_runs import failed_ranks, rank_environments, run_ranks
+from support.ranks_runs import RanksFailed, rank_environments, run_ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = TESTS / "cases" / "ranks" / "run_each.py"
@@ -32,7 +32,7 @@ class ForkedRanks:
         """Runs a Python program once for each rank, to its end.
 
         Raises:
-            RuntimeError: one of them has failed.
+            RanksFailed: one of them has failed.
         """
         if not CAN_FORK:
             run_ranks(num_ranks, command, folder, limit_s)
@@ -41,7 +41,7 @@ class ForkedRanks:
         logs = [folder / f"rank{rank}.log" for rank in range(num_ranks)]
         codes = self._codes(command, rank_environments(num_ranks), logs, limit_s)
         if any(codes):
-            raise failed_ranks(codes, folder)
+            raise RanksFailed(codes, folder)
 
     def run_alone(
         self, command: list[str], environment: Mapping[str, str], log: Path, *, limit_s: float,

@@ -155,10 +155,15 @@ def run_ranks(num_ranks: int, command: list[str], folder: Path, limit_s: float =
         for rank in ranks:
             rank.kill()
     if any(codes):
-        raise failed_ranks(codes, folder)
+        raise RanksFailed(codes, folder)
 
 
-def failed_ranks(codes: list[int], folder: Path) -> RuntimeError:
-    """An error with the ends of all ranks' outputs."""
-    logs = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(codes))]
-    return RuntimeError(f"the ranks ended with {codes}:\n" + "\n".join(logs))
+class RanksFailed(RuntimeError):
+    """Some of the ranks have failed; with the ends of all their outputs. codes: their exit codes,
+    below zero for a signal.
+    """
+
+    def __init__(self, codes: list[int], folder: Path) -> None:
+        logs = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(codes))]
+        super().__init__(f"the ranks ended with {codes}:\n" + "\n".join(logs))
+        self.codes = codes

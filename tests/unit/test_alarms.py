@@ -24,7 +24,7 @@ from flatout.schema.machine_sample import (
     HostSample,
     MachineSample,
 )
-from flatout.schema.run_lines import Failed, RecipeSet, Stopped
+from flatout.schema.run_lines import Failed, RecipeSet, Started, Stopped
 
 ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
 LIMIT_S = 30.0
@@ -317,6 +317,22 @@ def test_a_run_that_has_failed_hands_on_its_finding() -> None:
 
 def test_a_run_that_ended_without_a_word_has_died() -> None:
     assert after_training() == ["worker-died"]
+
+
+def test_a_run_that_died_is_resumed_as_it_was_started() -> None:
+    started = Started(
+        at=BEGAN, step=0, pid=1, num_steps=9, num_epochs=1, steps_per_epoch=9, num_parameters=5,
+        num_samples=9, on="local:2", leave_free_bytes=2**30,
+    )  # fmt: skip
+    machine, _ = next(iter(Simulation(HEALTHY[0]).samples(1)))
+    alarms = Alarms()
+    found = alarms.take(machine, [run_at(0, is_in_use=True, lines=(started,))])
+    for second in range(1, 10):
+        machine = msgspec.structs.replace(machine, at=BEGAN + second)
+        found += alarms.take(machine, [run_at(second, is_in_use=False)])
+    resume = "flatout train --resume a --leave-free 1GiB --on local:2"
+    assert [alarm.finding.rule for alarm in found] == ["worker-died"]
+    assert found[0].finding.fixes[-1].text.endswith(resume)
 
 
 def test_alarms_in_a_run_leave_out_what_it_has_logged() -> None:

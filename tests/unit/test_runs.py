@@ -65,11 +65,13 @@ def append(folder: run_folder.RunFolder, *events: Line) -> None:
 
 
 def test_create_run_when_it_is_new_and_when_it_is_there(tmp_path: Path) -> None:
-    folder = run_folder.create_run(header("digits-0001"), tmp_path / "runs")
-    assert run_folder.read_run(folder).header == header("digits-0001")
+    new = msgspec.structs.replace(header("digits-0001"), on="local:2")
+    folder = run_folder.create_run(new, tmp_path / "runs")
+    assert run_folder.read_run(folder).header == new
     with pytest.raises(UsageError) as caught:
         run_folder.create_run(header("digits-0001"), tmp_path / "runs")
     assert caught.value.rule == "run-exists"
+    assert (caught.value.fix or "").endswith("--on local:2")
     assert os.listdir(tmp_path / "runs") == ["digits-0001"]
 
 

@@ -243,18 +243,19 @@ def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
 
 
 @needs_optuna
-def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping) -> None:
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping, parallel: int) -> None:
     if sys.platform == "win32":
         pytest.skip("a process without a console gets no Ctrl-C")
     request = ("-s", "size=1,2", *sweeping.holding(), "--sampler", "grid", "--name", "s")
-    process = sweeping.cli.start(*sweeping.words(*request))
-    wait_until(lambda: (sweeping.cli.runs / "s-001" / "metrics.jsonl").exists())
+    process = sweeping.cli.start(*sweeping.words(*request, "--parallel", str(parallel)))
+    wait_until(lambda: (sweeping.cli.runs / f"s-00{parallel}" / "metrics.jsonl").exists())
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130
     sweeping.hold.unlink()
-    assert "flatout sweep --resume s" in stderr
-    assert [one["status"] for one in sweeping.trials()] == ["interrupted"]
+    assert "flatout sweep --resume s" + " --parallel 2" * (parallel - 1) in stderr
+    assert [one["status"] for one in sweeping.trials()] == ["interrupted"] * parallel
     assert sweeping.run("--resume", "s").returncode == 0
     assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
 
@@ -460,6 +461,7 @@ def test_sweep_from_python(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) 
     )  # fmt: skip
     assert swept.best == 2 and swept.header.metric == "accuracy"
     assert "-s size=3 -s quality=1.0" in (swept.command or "")
+    assert f"--python {sweeping.cli.python}" in (swept.command or "")
     assert flatout.sweep(resume="s", is_quiet=True) == swept
     is_drawn = (Path(swept.folder) / "plots" / "parallel.png").exists()
     assert is_drawn == (importlib.util.find_spec("matplotlib") is not None)

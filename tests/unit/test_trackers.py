@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from flatout.cli.render.wording import next_steps
 from flatout.errors import UsageError
 from flatout.monitor.tensorboard import scalars
 from flatout.monitor.tracker import Arrived, Tracked, TrackedRow, TrackedRun, rows_of
 from flatout.runs import tracking
-from flatout.runs.trackers import sweep_findings
+from flatout.runs.trackers import sweep_findings, typed_trackers
 from flatout.runs.tracking import Sending, follow
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
@@ -33,7 +34,12 @@ from flatout.schema.run_lines import (
     Started,
 )
 from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial
-from flatout.schema.tracking import TrackerTarget, parse_tracker, parse_trackers
+from flatout.schema.tracking import (
+    TrackerPosition,
+    TrackerTarget,
+    parse_tracker,
+    parse_trackers,
+)
 from flatout.schema.train_request import TrainRequest
 from flatout.system import atomic_files
 from flatout.system.site_policy import read_site
@@ -167,6 +173,23 @@ def in_files(folder: RunFolder) -> list[tuple[int, str, float]]:
 
 def sending(folder: RunFolder, server: Server) -> Sending:
     return Sending(folder, TARGET, lambda: Recording(server))
+
+
+def test_another_run_is_sent_to_the_same_trackers(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = msgspec.structs.replace(read_run(folder), status="finished")
+    assert typed_trackers(run) == ()
+    for target in (TARGET, TrackerTarget(kind="wandb")):
+        TrackerFiles(folder, target).write(TrackerPosition(target=target))
+    again, _ = next_steps(run)[-1]
+    assert again.endswith(" --track mlflow:http://127.0.0.1:9 --track wandb")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert typed_trackers(run) == ("mlflow", "wandb")
+    (tmp_path / "site.toml").write_text('[train]\ntrack = ["wandb", "mlflow"]\n')
+    monkeypatch.setenv("FLATOUT_SITE", str(tmp_path / "site.toml"))
+    assert typed_trackers(run) == ()
 
 
 def test_lines_are_sent_at_once(folder: RunFolder) -> None:

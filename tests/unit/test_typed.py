@@ -198,6 +198,33 @@ def test_recipe_of_a_file_cannot_be_typed() -> None:
     assert not any("--seed" in one for one in commands(run(spec=spec)))
 
 
+def test_recipe_and_trackers_are_typed_where_they_are_given() -> None:
+    spec = ExperimentSpec(name="digits", fixed={"device": "cpu"}, tuning=AUTO)
+    command = suggested_command.train_command(
+        spec, recipe="my own.json", track=("mlflow:http://host:5000", "wandb")
+    )
+    assert command is not None and shlex.split(command) == [
+        "flatout", "train", "digits", "--recipe", "my own.json", "--use", "device=cpu", "--track",
+        "mlflow:http://host:5000", "--track", "wandb",
+    ]  # fmt: skip
+
+
+def test_search_is_made_again_as_it_was() -> None:
+    tuning = TuneRequest(
+        mode="full", numerics="fast", budget_s=90.0, is_only=True, emit="lightning"
+    )
+    spec = ExperimentSpec(
+        name="digits", parameters={"width": 8}, fixed={"precision": "bf16"}, steps=500,
+        leave_free_bytes=2**30, tuning=tuning,
+    )  # fmt: skip
+    change = run(spec=spec, python="/other/python").change_for_another(sys.executable)
+    assert shlex.split(suggested_command.tune_command(spec, change)) == [
+        "flatout", "tune", "digits", "-s", "width=8", "--use", "precision=bf16", "--steps", "500",
+        "--numerics", "fast", "--budget", "90", "--emit", "lightning", "--leave-free", "1GiB",
+        "--python", "/other/python",
+    ]  # fmt: skip
+
+
 def test_words_are_quoted_for_the_shell_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert (

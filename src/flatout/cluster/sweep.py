@@ -109,11 +109,12 @@ def _carried_out(request: SweepRequest, *, is_quiet: bool) -> Sweep:
                 print(f"{now.id}: {counted_text(num_left, 'trial')} left{best}", flush=True)
     assert now is not None, "a sweep yields at least its end"
     if interrupts.count:
+        more = f", parallel={request.parallel}" if request.parallel > 1 else ""
         raise RunFailed(
             "sweep-interrupted",
             f"sweep {now.id} was interrupted.",
             because="Ctrl-C was pressed; what has been trained is kept",
-            fix=f'flatout.sweep(resume="{now.id}")',
+            fix=f'flatout.sweep(resume="{now.id}"{more})',
         )
     if plots.can_draw():
         # The sweep is complete without them; `flatout sweep show --plots` says what is wrong.

@@ -13,6 +13,7 @@ from flatout.monitor.gpu_alarms import EVENT_S, MachineHistory
 from flatout.monitor.memory_alarms import memory_findings
 from flatout.monitor.rank_alarms import straggling_rank
 from flatout.monitor.run_state import RunState
+from flatout.schema.change import Change
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.machine_sample import GpuSample
 from flatout.schema.run_lines import Progress
@@ -261,7 +262,6 @@ def _cpu_share(state: RunState, seconds: float) -> float | None:
 
 
 def _hung_finding(state: RunState, because: str, evidence: Sequence[str], fix: Fix) -> Finding:
-    run = state.sample.typed
     return Finding(
         rule="run-hung",
         severity="error",
@@ -270,7 +270,7 @@ def _hung_finding(state: RunState, because: str, evidence: Sequence[str], fix: F
         evidence=tuple(evidence),
         certainty="likely",
         fixes=(fix, Fix(text="end it, and resume from its last checkpoint: "
-                             f"{resume_command(run)}")),
+                             f"{_resume(state)}")),
     )  # fmt: skip
 
 
@@ -280,7 +280,6 @@ def _died(state: RunState) -> Finding | None:
         return None
     if state.sample.at - since < _DEAD_S:
         return None
-    run = state.sample.typed
     return Finding(
         rule="worker-died",
         severity="error",
@@ -290,8 +289,17 @@ def _died(state: RunState) -> Finding | None:
         evidence=(f"process {state.started.pid} has released the run's lock, and its last event "
                   "is no end",),
         fixes=(Fix(text=f"read {state.sample.log}"),
-               Fix(text=f"resume from the last checkpoint: {resume_command(run)}")),
+               Fix(text=f"resume from the last checkpoint: {_resume(state)}")),
     )  # fmt: skip
+
+
+def _resume(state: RunState) -> str:
+    """The command that continues a run as it was started last."""
+    last = state.started
+    change = Change()
+    if last is not None:
+        change = Change(on=last.on, python=last.python, leave_free_bytes=last.leave_free_bytes)
+    return resume_command(state.sample.typed, change)
 
 
 def _flat(state: RunState) -> Finding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -88,7 +89,9 @@ def lr_range(request: TrainRequest, sweep: LrSweep) -> Iterator[Doing | KeptLrRa
             # The result is complete without it.
             warnings = (*result.warnings, finding_from(error, "warning"))
             result = msgspec.structs.replace(result, warnings=warnings)
-    command = _command(request, spec, result, given_lr)
+    # As `flatout train` has it: an environment by its interpreter.
+    change = Change(python=None if python == sys.executable else python)
+    command = _command(request, spec, change, result, given_lr)
     yield KeptLrRange(result=result, file=str(file), plot=plot, command=command)
 
 
@@ -104,13 +107,21 @@ def _lr_parameter(request: TrainRequest, spec: ExperimentSpec) -> float | None:
 
 
 def _command(
-    request: TrainRequest, spec: ExperimentSpec, result: LrRange, given_lr: float | None
+    request: TrainRequest,
+    spec: ExperimentSpec,
+    change: Change,
+    result: LrRange,
+    given_lr: float | None,
 ) -> str | None:
     """The training with the suggested rate, where the parameter `lr` is the experiment's rate."""
     if result.lr is None or given_lr != result.own_lr:
         return None
     parameters_now = spec.parameters | {"lr": float(f"{result.lr:.2g}")}
-    # The test makes no search, but a training may.
-    tuning = TuneRequest(mode="auto")
-    training = msgspec.structs.replace(spec, parameters=parameters_now, tuning=tuning)
-    return train_command(training, Change(python=request.python))
+    training = msgspec.structs.replace(
+        spec,
+        parameters=parameters_now,
+        fixed=request.fixed,
+        # The test makes no search, but a training may.
+        tuning=TuneRequest(mode="auto"),
+    )
+    return train_command(training, change, recipe=request.recipe)

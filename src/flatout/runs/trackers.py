@@ -76,6 +76,16 @@ def _judged(run: Run, folder: RunFolder, position: TrackerPosition) -> TrackerPo
     return msgspec.structs.replace(position, finding=finding)
 
 
+def typed_trackers(run: Run) -> tuple[str, ...]:
+    """`--track` of another run that is to be sent where this one was; nothing if it would be."""
+    sent = [one.target for one in tracker_files.positions(RunFolder(Path(run.folder)))]
+    with contextlib.suppress(FlatoutError):
+        usual = tracker_process.requested_trackers((), None)
+        if {one.key for one in usual} == {one.key for one in sent}:
+            return ()
+    return tuple(tracker_process.typed_tracker(one) for one in sent)
+
+
 def tracker_findings(run: Run) -> list[Finding]:
     """What the trackers of a run that has ended lack; waits some seconds for those that send."""
     _wait_for_trackers([run])

@@ -154,6 +154,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         python = None if last.python == self.header.python else last.python
         return Change(on=last.on, python=python, leave_free_bytes=last.leave_free_bytes)
 
+    def change_for_another(self, own_python: str) -> Change:
+        """The change for another run like it, which has no header of this one's to go by.
+
+        own_python: flatout's interpreter, which needs no naming.
+        """
+        python = self.last_change.python or self.header.python
+        return msgspec.structs.replace(
+            self.last_change, python=None if python == own_python else python
+        )
+
     @property
     def id(self) -> str:
         """Name of the run, unique in its folder; its header has another where it was copied."""

@@ -72,8 +72,8 @@ def train_command(
     change: Change | None = None,
     *,
     file: str | None = None,
-    seed: int | None = None,
-    init: str | None = None,
+    recipe: str | None = None,
+    track: Sequence[str] = (),
 ) -> str | None:
     """The command for another run of the same experiment; None if it cannot be typed.
 
@@ -81,27 +81,40 @@ def train_command(
         spec: of the run to repeat.
         change: in place of what the spec says; its ranks and interpreter.
         file: how the experiment's file is written; None takes its whole path.
-        seed, init: in place of the run's own.
+        recipe: a file with a recipe, besides the fields that the spec fixes.
+        track: trackers that it is sent to.
     """
     change = change or Change()
     if len(spec.fixed) > _MOST_FIXED or is_of_notebook(spec):
         return None
-    seed = spec.seed if seed is None else seed
-    init = spec.init if init is None else init
-    words = ["flatout", "train", *_experiment(spec, file), *_fixed(spec.fixed | change.fixed)]
+    words = ["flatout", "train", *_experiment(spec, file)]
+    words += ["--recipe", recipe] if recipe else []
+    words += _fixed(spec.fixed | change.fixed)
     words += _length(spec if change.epochs is None and change.steps is None else change)
-    words += ["--seed", str(seed)] if seed else []
-    words += ["--init", init] if init else []
+    words += ["--seed", str(spec.seed)] if spec.seed else []
+    words += ["--init", spec.init] if spec.init else []
     words += _tuning(spec, change)
     leave_free_bytes = change.leave_free_bytes
     if leave_free_bytes is None:
         leave_free_bytes = spec.leave_free_bytes
-    return command_line([*words, *_where(change, leave_free_bytes)])
+    words += _where(change, leave_free_bytes)
+    return command_line([*words, *(word for one in track for word in ("--track", one))])
 
 
-def tune_command(spec: ExperimentSpec) -> str:
-    """The command that searches for a recipe of the same experiment."""
-    return command_line(["flatout", "tune", *_experiment(spec, None), *_fixed(spec.fixed)])
+def tune_command(spec: ExperimentSpec, change: Change) -> str:
+    """The command that makes a search again. change: its interpreter."""
+    tuning = spec.tuning
+    words = ["flatout", "tune", *_experiment(spec, None), *_fixed(spec.fixed), *_length(spec)]
+    words += ["--numerics", tuning.numerics] if tuning.numerics != "default" else []
+    words += ["--budget", f"{tuning.budget_s:g}"] if tuning.budget_s is not None else []
+    words += ["--emit", tuning.emit] if tuning.emit is not None else []
+    return command_line([*words, *_where(change, spec.leave_free_bytes)])
+
+
+def resume_sweep_command(sweep: str, parallel: int = 1) -> str:
+    """The command that continues a sweep. parallel: trials at a time, which it does not keep."""
+    words = ["flatout", "sweep", "--resume", sweep]
+    return command_line([*words, *(["--parallel", str(parallel)] if parallel > 1 else [])])
 
 
 def typed_value(value: Value) -> str:

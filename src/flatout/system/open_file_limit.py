@@ -4,7 +4,6 @@ usual 1,024 are kept low for those that wait with `select`, which cannot count f
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 # More is of no use to one process here, and some systems refuse to raise it without a bound.
@@ -20,7 +19,12 @@ def raise_open_file_limit() -> None:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        # macOS has a lower bound of its own, and does not name it.
-        with contextlib.suppress(OSError, ValueError):
+    if soft == resource.RLIM_INFINITY:
+        return
+    # macOS names no hard limit, but refuses more than `kern.maxfilesperproc`, which may be less.
+    while soft < most:
+        try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return
+        except (OSError, ValueError):
+            most //= 2

@@ -109,6 +109,12 @@ def resolved(target: TrackerTarget) -> TrackerTarget:
     return TrackerTarget(kind=target.kind, where=where)
 
 
+def typed_tracker(target: TrackerTarget) -> str:
+    """A tracker as `--track` takes it, without a place where it has none but the usual."""
+    usual = TrackerTarget(kind=target.kind)
+    return str(usual if resolved(usual).key == target.key else target)
+
+
 def _require_package(target: TrackerTarget) -> None:
     what = f"`--track {target}`"
     require_packages("tracker-not-installed", what, [target.kind], extra=target.kind)

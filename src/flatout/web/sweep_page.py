@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from flatout.monitor import sweep_plots
 from flatout.runs.sweep import result
-from flatout.schema.suggested_command import command_line, typed_value
+from flatout.schema.suggested_command import command_line, resume_sweep_command, typed_value
 from flatout.schema.sweep import Choices, EndStatus, Range, Sweep, SweepTrial
 from flatout.system.store import sweep_folder
 from flatout.system.store.sweep_folder import SweepFolder
@@ -123,7 +123,7 @@ def _commands(folder: SweepFolder, sweep: Sweep, status: str) -> dict[str, str]:
     """Commands to copy, by what they do."""
     name = folder.path.name
     again = {"again": sweep.command} if sweep.command is not None else {}
-    resume = {"resume_sweep": command_line(["flatout", "sweep", "--resume", name])}
+    resume = {"resume_sweep": resume_sweep_command(name)}
     show = {"show_sweep": command_line(["flatout", "sweep", "show", name])}
     return {**again, **(resume if status == "interrupted" else {}), **show}
 

@@ -13,7 +13,7 @@ from flatout.runs import api as runs_api
 from flatout.runs import trackers
 from flatout.runs.sweep import result
 from flatout.schema.finding import finding_from
-from flatout.schema.suggested_command import command_line
+from flatout.schema.suggested_command import resume_sweep_command
 from flatout.schema.sweep import Sweep, SweepRequest
 from flatout.schema.units import count_text, counted_text
 
@@ -36,7 +36,7 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
         all_text = counted_text(num_trials, "combination")
         show.print_note(f"there are only {all_text}, so not {count_text(num_requested)} trials")
     if interrupts.count:
-        show.print_note(f"resume it: {command_line(['flatout', 'sweep', '--resume', sweep.id])}")
+        show.print_note(f"resume it: {resume_sweep_command(sweep.id, request.parallel)}")
     for finding in trackers.sweep_findings(sweep):
         show.print_finding(finding)
     return _INTERRUPTED_CODE if interrupts.count else 0

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from flatout.runs.model.listed import RunRemoval
+from flatout.runs.trackers import typed_trackers
 from flatout.schema.environment import SmokeTestResult
 from flatout.schema.experiment_spec import ExperimentSpec, UsedConfig
 from flatout.schema.machine import Machine
@@ -493,17 +494,14 @@ def _after_failure(run: Run) -> list[tuple[str, str]]:
 def _again(run: Run, *, seed: int | None = None) -> str | None:
     """The command that makes a run like this one, by another seed or the same."""
     spec = run.header.spec
+    if seed is not None:
+        spec = msgspec.structs.replace(spec, seed=seed)
     file = near_text(spec.file) if spec.file else None
     is_extended = run.extended is not None and run.status == "finished"
     epochs, steps = _length(run) if is_extended else (None, None)
-    python = run.last_change.python or run.header.python
-    change = msgspec.structs.replace(
-        run.last_change,
-        epochs=epochs,
-        steps=steps,
-        python=None if python == sys.executable else python,
-    )
-    return train_command(spec, change, file=file, seed=seed)
+    change = run.change_for_another(sys.executable)
+    change = msgspec.structs.replace(change, epochs=epochs, steps=steps)
+    return train_command(spec, change, file=file, track=typed_trackers(run))
 
 
 def _length(run: Run) -> tuple[int | None, int | None]:

@@ -50,7 +50,7 @@ def check_fit(
         raise _does_not_fit(folder, "model", because, train_command(spec, change))
     problem = _optimizer_misfit(session, state["optimizer"])
     if problem is not None:
-        begun = train_command(spec, change, init=folder.typed)
+        begun = train_command(msgspec.structs.replace(spec, init=folder.typed), change)
         raise _does_not_fit(folder, "optimizer", problem, begun)
 
 

@@ -29,13 +29,13 @@ from flatout.system.store.sweep_folder import SweepFolder
 class SweepJournal:
     """A sweep that is being carried out; its lock must be held.
 
-    header: as it is now. trials: by number, as they stand.
+    header: as it is now. trials: by number, as they stand. parallel: how many at a time.
     """
 
     def __init__(self, folder: SweepFolder, header: SweepHeader, parallel: int) -> None:
         self.header = header
         self.trials = result.trials_of(folder, header)
-        self._folder = folder
+        self._folder, self._parallel = folder, parallel
         self._proposals = Proposals(header, self.trials.values(), parallel)
         # Of the trials that have not ended: the metric by step.
         self._reports: dict[int, dict[int, float | None]] = {}
@@ -133,7 +133,7 @@ class SweepJournal:
             finding=finding,
         )
         self._write(self._proposals.tell(ended))
-        result.refuse_equal_failures(self.header, self.trials.values())
+        result.refuse_equal_failures(self.header, self.trials.values(), self._parallel)
 
     def show(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -9,7 +10,12 @@ import msgspec
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.runs.sweep.proposals import Proposals
-from flatout.schema.suggested_command import command_line, show_command, train_command
+from flatout.schema.suggested_command import (
+    command_line,
+    resume_sweep_command,
+    show_command,
+    train_command,
+)
 from flatout.schema.sweep import Sweep, SweepHeader, SweepTrial
 from flatout.system import paths
 from flatout.system.store import sweep_folder
@@ -104,7 +110,8 @@ def with_best(sweep: Sweep, importances: dict[str, float]) -> Sweep:
     if sweep.best is not None:
         try:
             run = read_run(run_of(sweep.header, sweep.best))
-            command = train_command(run.header.spec, run.last_change)
+            change = run.change_for_another(sys.executable)
+            command = train_command(run.header.spec, change, track=sweep.header.training.track)
         except FlatoutError:
             command = None  # Someone has removed the run.
     return msgspec.structs.replace(sweep, command=command, importances=importances)
@@ -115,8 +122,8 @@ def best_value(header: SweepHeader, values: Iterable[float | None]) -> float | N
     return min((value for value in values if value is not None), key=header.cost, default=None)
 
 
-def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial]) -> None:
-    """Ends a sweep whose first trials have failed the same way.
+def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial], parallel: int) -> None:
+    """Ends a sweep whose first trials have failed the same way. parallel: trials at a time.
 
     Raises:
         RunFailed: sweep-trials-fail.
@@ -128,7 +135,7 @@ def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial]) -> 
         return
     run = run_of(header, ended[-1].trial).path
     look = show_command(run.name) if run.exists() else f"flatout explain {last.rule}"
-    resume = command_line(["flatout", "sweep", "--resume", header.id])
+    resume = resume_sweep_command(header.id, parallel)
     raise RunFailed(
         "sweep-trials-fail",
         f"the first {_FAILING_ALIKE} trials of {header.id} failed the same way.",

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import RunFailed, UsageError, nearest
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.schema.run import Run, RunHeader, Status, checkpointing
 from flatout.schema.run_lines import (
     Checkpointed,
@@ -48,7 +48,12 @@ from flatout.schema.run_lines import (
     Validated,
     Warned,
 )
-from flatout.schema.suggested_command import resume_command, show_command, stop_command
+from flatout.schema.suggested_command import (
+    resume_command,
+    resume_run,
+    show_command,
+    stop_command,
+)
 from flatout.system import atomic_files, links
 from flatout.system.paths import runs_folder, tunes_folder
 from flatout.system.store.jsonl_scan import each_part, last_line
@@ -140,14 +145,9 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
         UsageError: run-exists.
     """
     path = (parent or runs_folder()) / header.id
-    taken = UsageError(
-        "run-exists",
-        f"a run named `{header.id}` already exists.",
-        fix=f"choose another --name, or resume it: {resume_command(RunFolder(path).typed)}",
-    )
     with atomic_files.mapped_os_errors(path):
         if path.exists():
-            raise taken
+            raise _run_exists(RunFolder(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         # Made under a hidden name: a folder that is called by an id holds its header, always.
         new = atomic_files.hidden_path(path)
@@ -159,9 +159,21 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
             shutil.rmtree(new, ignore_errors=True)
             # Someone else was quicker by a moment.
             if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                raise taken from error
+                raise _run_exists(RunFolder(path)) from error
             raise
     return RunFolder(path)
+
+
+def _run_exists(folder: RunFolder) -> UsageError:
+    try:
+        resume = resume_run(read_run(folder))
+    except FlatoutError:
+        resume = resume_command(folder.typed)
+    return UsageError(
+        "run-exists",
+        f"a run named `{folder.path.name}` already exists.",
+        fix=f"choose another --name, or resume it: {resume}",
+    )
 
 
 def free_id(name: str, parent: Path | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
@@ -133,10 +134,11 @@ def tuned_recipe(run: Run) -> TunedRecipe:
     events = atomic_files.read_lines(folder.events, Event)
     tuned = next((line for line in reversed(events) if isinstance(line, Tuned)), None)
     if tuned is None or run.recipe is None:
+        again = tune_command(run.header.spec, run.change_for_another(sys.executable))
         raise RunFailed(
             "search-not-finished",
             f"the search {run.id} was stopped before it found a recipe.",
-            fix=f"search again: {tune_command(run.header.spec)}",
+            fix=f"search again: {again}",
         )
     return TunedRecipe(
         folder=run.folder,
