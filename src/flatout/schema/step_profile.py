@@ -32,6 +32,8 @@ PART_NAMES: dict[Part, str] = {
     "sync": "synchronization", "idle": "idle",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = tuple(PART_NAMES)
+# Of the caches of x86-64, and of most others.
+_LINE_BYTES = 64
 
 
 class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +136,31 @@ class RoofUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: dict[str, str] = {}
 
 
+class ProcessorCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the processor counts in a step, of all threads, without the kernel.
+
+    cache_misses: of the last cache before the memory. reasons: field -> why it is None.
+    """
+
+    cycles: float | None = None
+    instructions: float | None = None
+    cache_misses: float | None = None
+    page_faults: float | None = None
+    reasons: dict[str, str] = {}
+
+    @property
+    def instructions_per_cycle(self) -> float | None:
+        """Of a core that waits for its memory it is below 1, of one that computes 2 and more."""
+        if not self.cycles or self.instructions is None:
+            return None
+        return self.instructions / self.cycles
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """What was read from memory, at least: a line of the cache for each miss."""
+        return None if self.cache_misses is None else _LINE_BYTES * self.cache_misses
+
+
 class OperatorProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The operators that a change concerns, run by themselves with and without it.
 
@@ -225,7 +252,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     profiled_step_s: mean of the num_profiled steps with it; overhead: that over the mean of step_s.
     sampled_step_s: mean step while the lines were sampled; None where they were not.
     samples_per_step: mean; None where no one knows. recipe: fields with their values; empty for a
-    script. settings: what else was chosen, in words.
+    script. tuned: those of them that a search has found before, as `flatout train` takes them up.
+    settings: what else was chosen, in words.
     phases_s: of data, copy, forward, backward and optimizer, by flatout's own clock in plain
     steps; empty where they are not known, as on a GPU.
     operators, kernels, layers: every row, the largest self time first. lines: likewise.
@@ -255,9 +283,11 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[LineTime, ...] = ()
     memory: MemoryUse = MemoryUse()
     roofs: RoofUse = RoofUse()
+    processor: ProcessorCounts = ProcessorCounts()
     traits: StepTraits = StepTraits()
     probes: tuple[OperatorProbe, ...] = ()
     recipe: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}
     settings: dict[str, str] = {}
     unread: dict[str, str] = {}
     load: Load | None = None
