@@ -223,16 +223,15 @@ def real_faults(only: Sequence[str] = ()) -> tuple[list[Measurement], list[str]]
     return measured, broken
 
 
-def real_healthy(
-    minutes: float, *, has_neighbors: bool = True
-) -> tuple[dict[str, Any], list[str]]:
+def real_healthy(minutes: float, *, has_neighbors: bool = True) -> tuple[dict[str, Any], list[str]]:
     """A training without a fault, and the alarms that were raised about it or the machine.
 
     has_neighbors: for the second half, programs run that want every CPU. Without them, the training
-    has a single thread, since others may need the machine.
+    has a single thread, since others may need the machine, and reads its samples itself: the step
+    is so short that the way of a batch from a loader process takes more than half of the time.
     """
     folder = Path(tempfile.mkdtemp(prefix="alarms-"))
-    recipe = () if has_neighbors else ("--use", "num_threads=1")
+    recipe = () if has_neighbors else ("--use", "num_threads=1", "--use", "loader_workers=0")
     try:
         with monitored(folder) as watched, training(watched, *recipe) as run:
             began_s = time.monotonic()

@@ -87,7 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--real", action="store_true", help="real trainings, too")
     parser.add_argument("--only", nargs="*", default=[], help="of the real faults, these")
     parser.add_argument("--healthy-minutes", type=float, default=10.0, help="of a real one")
-    parser.add_argument("--healthy-only", action="store_true", help="nothing but a real healthy one")
+    parser.add_argument(
+        "--healthy-only", action="store_true", help="nothing but a real healthy one"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="output folder")
     return parser.parse_args()
 
