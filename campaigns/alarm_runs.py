@@ -20,8 +20,9 @@ from typing import Any
 from support.dated import Measurement, measurement
 from support.small_disk import can_be_mounted, small_disk
 
-from flatout.schema.run_lines import Event, Started, Warned
+from flatout.schema.run_lines import Event, Metric, Started, Warned
 from flatout.system import atomic_files
+from flatout.system.store.jsonl_scan import last_line
 from flatout.system.store.run_folder import RunFolder
 
 EXPERIMENT = Path(__file__).with_name("faulty_training.py")
@@ -222,23 +223,43 @@ def real_faults(only: Sequence[str] = ()) -> tuple[list[Measurement], list[str]]
     return measured, broken
 
 
-def real_healthy(minutes: float) -> tuple[dict[str, Any], list[str]]:
-    """A training without a fault, for half of the time next to a program that wants every CPU."""
+def real_healthy(minutes: float, *, has_neighbors: bool = True) -> tuple[dict[str, Any], list[str]]:
+    """A training without a fault, and the alarms that were raised about it or the machine.
+
+    has_neighbors: for the second half, programs run that want every CPU. Without them, the training
+    has a single thread, since others may need the machine, and reads its samples itself: the step
+    is so short that the way of a batch from a loader process takes more than half of the time.
+    """
     folder = Path(tempfile.mkdtemp(prefix="alarms-"))
+    recipe = () if has_neighbors else ("--use", "num_threads=1", "--use", "loader_workers=0")
     try:
-        with monitored(folder) as watched, training(watched) as run:
+        with monitored(folder) as watched, training(watched, *recipe) as run:
+            began_s = time.monotonic()
             time.sleep(minutes * 30)
             neighbors = [
                 subprocess.Popen([sys.executable, "-c", "while True: pass"])
-                for _ in range(os.cpu_count() or 1)
+                for _ in range(has_neighbors * (os.cpu_count() or 1))
             ]
             time.sleep(minutes * 30)
             for neighbor in neighbors:
                 neighbor.kill()
                 neighbor.wait()
+            took_s = time.monotonic() - began_s
+            # A training that had ended would raise nothing.
+            is_running, newest = run.is_in_use(), last_line(run.metrics, Metric, b'"progress"')
             found = [one["finding"]["rule"] for one in watched.raised()]
             found += sorted(warned_rules(run) - {"busy-cpus"})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"real healthy training, {minutes:g} min: alarms: {found}", flush=True)
-    return {"minutes": minutes, "alarms": found}, [f"real healthy: {rule}" for rule in found]
+    broken = [f"real healthy: {rule}" for rule in found]
+    if not is_running:
+        broken.append("real healthy: the training has ended")
+    details = {
+        "minutes": round(took_s / 60, 2),
+        "num_steps": getattr(newest, "step", None),
+        "num_neighbors": len(neighbors),
+        "load_average": list(os.getloadavg()),
+        "alarms": found,
+    }
+    return details, broken

@@ -1,12 +1,14 @@
 """Planted faults are found within 30 s, and healthy trainings raise no alarm.
 
     python campaigns/alarms.py [--seeds 3] [--hours 1] [--real] [--only RULE ...]
+    python campaigns/alarms.py --healthy-only --healthy-minutes 60
 
 On a simulated clock, every kind of fault is planted in a training, and every shape of healthy
 training runs for hours, second by second through the monitor's own state machine. With --real,
 what can be planted on a CPU is planted in real trainings by `flatout train`, watched by a real
 `flatout monitor`, which hands its alarms to a command; their own recorders must have warned in the
 run as well. Then a healthy training runs for some minutes, next to a busy neighbor for half of it.
+--healthy-only makes nothing but that healthy training, on one thread, next to whatever else runs.
 """
 
 from __future__ import annotations
@@ -78,16 +80,35 @@ def watch_healthy(hours: float, seeds: int) -> tuple[int, list[str]]:
     return len(HEALTHY) * seeds, broken
 
 
-def main() -> int:
-    """Runs both parts, writes the result; 1 if a fault was missed or an alarm was false."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="so many of each")
     parser.add_argument("--hours", type=float, default=1.0, help="simulated, of each healthy one")
     parser.add_argument("--real", action="store_true", help="real trainings, too")
     parser.add_argument("--only", nargs="*", default=[], help="of the real faults, these")
     parser.add_argument("--healthy-minutes", type=float, default=10.0, help="of a real one")
+    parser.add_argument(
+        "--healthy-only", action="store_true", help="nothing but a real healthy one"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="output folder")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def only_healthy(minutes: float, out: Path) -> int:
+    """A healthy training and nothing else; writes the result; 1 if an alarm was raised."""
+    from alarm_runs import real_healthy
+
+    details, broken = real_healthy(minutes, has_neighbors=False)
+    print(*broken, sep="\n")
+    print(write_result("alarms-healthy", read_machine(), [], details, out))
+    return 1 if broken else 0
+
+
+def main() -> int:
+    """Runs both parts, writes the result; 1 if a fault was missed or an alarm was false."""
+    options = _options()
+    if options.healthy_only:
+        return only_healthy(options.healthy_minutes, options.out)
     began_s = time.monotonic()
     measured, broken = plant(options.seeds)
     num_healthy, false = watch_healthy(options.hours, options.seeds)

@@ -30,6 +30,15 @@ esac
 """  # noqa: E501 - as nvidia-smi prints it
 
 
+# Ends once a sample of the file has an Xid error.
+WAITS_FOR_XID = """
+import pathlib, sys, time
+path, until = pathlib.Path(sys.argv[1]), time.monotonic() + 100
+while time.monotonic() < until and not (path.exists() and '"xid"' in path.read_text()):
+    time.sleep(0.1)
+"""
+
+
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_nvml(tmp_path_factory.mktemp("nvml"))
@@ -177,6 +186,29 @@ def test_xid_error_is_noted_for_its_gpu(mode: Callable[[str], None]) -> None:
     finally:
         sampler.close()
     assert [gpu.xid for gpu in reading.gpus] == [None, 79]
+
+
+def test_a_watched_program_is_followed_by_the_alarms_of_its_gpus(
+    mode: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode("xid")
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    record = tmp_path / "record"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "flatout", "watch", "--json", "--out", str(record), "--",
+            sys.executable, "-c", WAITS_FOR_XID, str(record / "samples.jsonl"),
+        ],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    (alarm,) = json.loads(done.stdout)["alarms"]
+    assert (alarm["subject"], alarm["finding"]["rule"]) == ("GPU 1", "gpu-xid")
+    assert "reported Xid error 79" in done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "flatout", "watch", "--show", f"{record}{os.sep}"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "reported Xid error 79" in again.stdout
 
 
 def test_old_library_lacks_only_what_it_does_not_know(

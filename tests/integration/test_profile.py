@@ -112,6 +112,7 @@ def check(report: StepProfile) -> None:
     assert report.num_profiled == 3
     assert report.overhead > 0
     assert report.operators
+    assert (report.processor.cycles is None) == ("cycles" in report.processor.reasons)
     assert len(report.advice) <= 3
 
 

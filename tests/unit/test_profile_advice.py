@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +11,7 @@ import pytest
 from support.step_profiles import MS, line, probe, report
 
 from flatout.bench.table_texts import ratio_text
+from flatout.monitor import advice_words
 from flatout.monitor.advice import MOST_ADVICE, advice_for
 from flatout.monitor.script_advice import script_advice
 from flatout.schema.step_profile import (
@@ -20,6 +23,7 @@ from flatout.schema.step_profile import (
     StepTraits,
 )
 from flatout.schema.tuning import Interval
+from flatout.system.store.error_pages import read_advice
 
 
 def ids(made: StepProfile) -> list[str]:
@@ -348,3 +352,10 @@ def test_workers_come_before_a_change_that_rounds_when_both_gain_alike() -> None
         probes=(probe("fp32-without-need", 0.7),),
     )
     assert [one.id for one in script_advice(made)] == ["loader-starved", "fp32-without-need"]
+
+
+def test_every_advice_has_its_row_in_the_documentation() -> None:
+    sources = [path.read_text() for path in Path(advice_words.__file__).parent.glob("*advice*.py")]
+    known = {*advice_words.WORDS, *re.findall(r'\bid="([a-z0-9-]+)"', "".join(sources))}
+    assert "synchronization" in known
+    assert known == read_advice().keys()

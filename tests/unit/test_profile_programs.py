@@ -27,6 +27,15 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_program_runs(tmp_p
     assert "bench-report-not-writable" in done.stderr
 
 
+def test_a_script_that_is_no_experiment_is_told_the_other_command(tmp_path: Path) -> None:
+    script = tmp_path / "my train.py"
+    script.write_text("print('trained')\n")
+    done = profiled(str(script))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no function `experiment`" in done.stderr
+    assert "flatout profile -- python '" in done.stderr
+
+
 def test_order_of_lines_cannot_be_chosen() -> None:
     done = profiled("--by", "line", "--sort", "calls", "--", sys.executable, "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (0, "ran\n")

@@ -13,13 +13,20 @@ from flatout.cli.render.show_profile import (
     line_lines,
     memory_lines,
     print_profile,
+    processor_lines,
     sorted_rows,
     split_lines,
     table_lines,
 )
 from flatout.monitor.advice import advice_for
 from flatout.runs.profile_page import page
-from flatout.schema.step_profile import Held, MemoryUse, OperatorTime, StepProfile
+from flatout.schema.step_profile import (
+    Held,
+    MemoryUse,
+    OperatorTime,
+    ProcessorCounts,
+    StepProfile,
+)
 from flatout.schema.tuning import Interval
 
 LONG = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
@@ -93,7 +100,42 @@ def test_lines_and_memory_fit_80_columns() -> None:
     assert "train.py:41" in shown[0]
     memory = list(memory_lines(made))
     assert all(len(one) <= 80 for one in memory)
-    assert "98 %" in memory[1]
+    assert "98 %" in memory[2]
+
+
+def test_memory_during_a_step_is_a_curve_of_what_is_held_at_most() -> None:
+    curve = list(memory_lines(whole()))[1].strip()
+    assert len(curve) == 60
+    assert curve.startswith("▃" * 28)
+    assert curve.endswith("█" * 30)
+
+
+def test_kernels_of_a_gpu_have_a_table_and_a_cpu_says_why_it_has_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kernels = tuple(row(f"kernel_{ms}", 1, 0, 0, device_s=ms * MS) for ms in range(1, 8))
+    made = report(kernels=kernels)
+    shown = [str(one) for one in table_lines(made, View(by="kernel", top=2), 80)]
+    assert all(len(one) <= 80 for one in shown)
+    assert "GPU time" in shown[0] and "CPU" not in shown[0]
+    assert "kernel_7" in shown[1] and "5 more" in shown[-1]
+    print_profile(made, View())
+    printed = capsys.readouterr().out
+    assert "kernels, by time on the GPU" in printed
+    assert "kernel_3" in printed and "kernel_2" not in printed and "5 more" not in printed
+    [reason] = table_lines(report(), View(by="kernel"), 80)
+    assert "its own kernel" in str(reason)
+
+
+def test_what_the_processor_counts_is_shown_as_far_as_it_is_known() -> None:
+    counts = ProcessorCounts(cycles=2e7, instructions=3e7, cache_misses=2**20, page_faults=12.4)
+    [(title, text)] = processor_lines(counts, report())
+    assert title == "processor"
+    assert "1.50 instructions per cycle" in text
+    # A line of the cache for each miss, in 10 ms.
+    assert "64.0 MiB from memory, 6.2 GiB/s, at least" in text
+    assert "12 page faults" in text
+    assert list(processor_lines(ProcessorCounts(reasons={"cycles": "no"}), report())) == []
 
 
 def test_long_name_of_a_file_leaves_the_number_of_the_line() -> None:

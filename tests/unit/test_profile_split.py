@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.kinds import is_pageable_copy, kernel_part, operator_part
 from flatout.engine.profile.memory import Allocation, last_step, of_device, peak_use
 from flatout.engine.profile.split import ON_CPU, MeasuredSteps, window_of
+from flatout.engine.profile.step_plan import StepPlan
 from flatout.engine.profile.tables import OPTIMIZER, moved_bytes
 from flatout.engine.profile.trace_event import BEGIN, LAYER, MARK, TraceEvent
 from flatout.schema.step_profile import OUTSIDE
@@ -279,3 +282,15 @@ def test_peak_is_unknown_when_nothing_was_allocated() -> None:
 def test_last_step_is_from_the_end_of_the_one_before() -> None:
     ends = [(0.0, BEGIN), (1.0, "data"), (2.0, "other"), (3.0, "data"), (4.0, "other")]
     assert last_step(ends) == (2.0, 4.0)
+
+
+def test_plan_has_the_steps_that_were_asked_for_else_those_of_its_time() -> None:
+    plan = StepPlan(plain_s=1.0, sampled_s=2.0, profiled_s=1.0)
+    assert (plan.num_plain(0.1), plan.num_sampled(0.1), plan.num_profiled(0.1)) == (10, 20, 10)
+    assert (plan.num_plain(10.0), plan.num_profiled(0.001)) == (3, 20)
+    wanted = replace(plan, wanted=50)
+    assert (wanted.num_plain(0.1), wanted.num_sampled(0.1), wanted.num_profiled(0.1)) == (
+        50,
+        20,
+        50,
+    )

@@ -19,8 +19,9 @@ from flatout.schema.run_lines import Progress, Started
 from flatout.system.alarm_delivery import AlarmDelivery
 from flatout.system.atomic_files import Lines
 from flatout.system.machine_sampler import MachineSampler
-from flatout.system.store import run_watch
+from flatout.system.store import run_finder
 from flatout.system.store.daily_files import DailyFiles
+from flatout.system.store.run_finder import RunFinder
 from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.run_watch import RunWatch
 from flatout.system.worker_watch import worker_sample
@@ -29,7 +30,8 @@ from flatout.system.worker_watch import worker_sample
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
-    monkeypatch.setattr(run_watch, "_SCAN_EVERY_S", 0.0)
+    monkeypatch.setattr(run_finder, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(run_finder, "_LOOK_SHARE", float("inf"))
     (tmp_path / "runs").mkdir()
     return tmp_path / "runs"
 
@@ -106,6 +108,29 @@ def test_a_run_that_could_not_be_read_for_a_moment_is_watched_again(runs: Path) 
     folder.events.write_bytes(whole)
     os.utime(folder.events, ns=(at, at))
     assert len(watch.take()) == 1
+
+
+def test_an_idle_run_is_looked_at_again_only_when_its_events_were_written(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = new_run(runs), list[Path]()
+
+    def is_used(one: RunFolder) -> bool:
+        asked.append(one.path)
+        return len(asked) > 1
+
+    Lines(folder.events).append(started(1))
+    finder = RunFinder(is_used)
+    assert finder.take(()) == finder.take(()) == []
+    assert asked == [folder.path]
+    os.utime(folder.events, ns=(1, 1))
+    assert [one.path for one in finder.take(())] == [folder.path]
+    # Known runs are not looked at; and no run is, until it is time again.
+    assert finder.take((folder.path,)) == []
+    monkeypatch.setattr(run_finder, "LOOK_EVERY_S", 3600.0)
+    assert len(finder.take(())) == 1
+    assert finder.take(()) == []
+    assert len(asked) == 3
 
 
 def test_lines_of_other_ranks_are_read(runs: Path) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flatout.cli.render.show_watch import live_text
 from flatout.monitor.time_outside import Totals, cpus_between, interval_s, program_stem
-from flatout.monitor.watch import WatchTick
-from flatout.schema.machine_sample import GpuSample, HostSample
+from flatout.monitor.watch import WatchTick, _SampleLog
+from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.schema.watched import ProcessTreeSample, WatchSample
 from flatout.system.disk_wait import parse_pressure
 from flatout.system.host_system import Unread
@@ -67,6 +68,23 @@ def test_samples_become_fewer() -> None:
 def test_cpus_between_samples() -> None:
     assert cpus_between(sample(0.0, cpu_s=1.0), sample(2.0, cpu_s=4.0)) == 1.5
     assert cpus_between(sample(1.0), sample(1.0)) is None
+
+
+def sampler_of_a_hot_gpu(at: float) -> Any:
+    """Gives one sample."""
+    gpu = GpuSample(index=0, utilization=0.9, throttle_reasons=("thermal-slowdown",))
+    sample = MachineSample(at=at, host=HostSample(), gpus=(gpu,), source="nvml")
+    return SimpleNamespace(take=lambda: sample)
+
+
+def test_an_alarm_is_kept_once_although_samples_are_rare(tmp_path: Path) -> None:
+    unread: dict[str, str] = {}
+    log = _SampleLog(tmp_path / "samples.jsonl", unread)
+    for at in (0.0, 10.0, 20.0, 30.0):
+        log.taken(sampler_of_a_hot_gpu(at), None)
+    raised = [(alarm.at, alarm.subject, alarm.finding.rule) for alarm in log.raised]
+    assert raised == [(20.0, "GPU 0", "gpu-thermal-throttle")]
+    assert unread == {}
 
 
 def test_live_line_names_what_there_is() -> None:

@@ -43,13 +43,15 @@ def test_profiles_when_nothing_was_profiled(language: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_profile_shows_advice_split_lines_and_memory(language: str) -> None:
     operator = OperatorTime(name="aten::addmm", calls=4, self_s=4e-3, total_s=5e-3, shapes="64x20")
+    kernel = OperatorTime(name="gemm_kernel", calls=4, self_s=0.0, total_s=0.0, device_s=2e-3)
     memory = MemoryUse(peak_bytes=4 << 20, at_peak=(Held(name="weights", num_bytes=3 << 20),))
     keep_report(report(
-        lines=(line("loss.backward()", 5),), operators=(operator,), memory=memory, advice=(ADVICE,)
+        lines=(line("loss.backward()", 5),), operators=(operator,), memory=memory, advice=(ADVICE,),
+        kernels=(kernel,),
     ))  # fmt: skip
     text = page(headers={"accept-language": language})
     for shown in ("the optimizer is not fused.", "x1.10 [1.05, 1.15]", "train.py:1", "aten::addmm",
-                  "80.0 %", "weights", "4.0 MiB", "micro_batch_size=64",
+                  "gemm_kernel", "80.0 %", "weights", "4.0 MiB", "micro_batch_size=64",
                   "<code>flatout explain unfused-optimizer</code>"):  # fmt: skip
         assert shown in text, shown
     known = json.loads(web_client().get("/profiles.json").text)["report"]["value"]

@@ -13,7 +13,7 @@ from flatout.schema import change_journal, run_lines
 from flatout.schema.bench_comparison import ComparisonVerdict, Group
 from flatout.schema.recipe import Origin
 from flatout.schema.run import Status
-from flatout.schema.step_profile import PARTS
+from flatout.schema.step_profile import PART_NAMES
 from flatout.schema.sweep import Direction, TrialStatus
 from flatout.web.texts import LANGUAGES, chosen_language, texts_in
 
@@ -98,7 +98,6 @@ def test_names_of_ours_have_texts() -> None:
     assert [name for name in hows if f"plan_step.{name}" not in KEYS] == []
     assert [name for name in changes if f"changed.{name}" not in KEYS] == []
     assert [name for name in get_args(ComparisonVerdict) if f"verdict.{name}" not in KEYS] == []
-    assert [name for name in PARTS if f"profile_part.{name}" not in KEYS] == []
     assert [name for name in get_args(TrialStatus) if f"status.{name}" not in KEYS] == []
     assert [name for name in get_args(Direction) if f"direction.{name}" not in KEYS] == []
     assert [name for name in get_args(Group) if f"bench_group.{name}" not in KEYS] == []
@@ -119,3 +118,7 @@ def test_language_is_chosen_by(kept: str | None, accepted: str, language: str) -
 def test_names_that_are_not_ours_stay() -> None:
     assert texts_in("es").named("panel", "my_metric") == "my_metric"
     assert texts_in("es").counted("runs.found", 1200) == "1,200 ejecuciones"
+
+
+def test_parts_of_a_step_are_called_as_in_the_terminal() -> None:
+    assert {name: KEYS[f"profile_part.{name}"] for name in PART_NAMES} == PART_NAMES

@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.errors import FlatoutError, UsageError
 from flatout.monitor.time_outside import Totals, cpus_between, interval_s, program_stem
+from flatout.schema.alarm import Alarm
 from flatout.schema.machine import Machine
 from flatout.schema.machine_sample import MachineSample
 from flatout.schema.watched import WatchedProgramLine, WatchRecord, WatchRequest, WatchSample
@@ -24,6 +25,7 @@ from flatout.system.store.sample_file import SampleFile
 from flatout.system.watched_program import WatchedProgram
 
 if TYPE_CHECKING:
+    from flatout.monitor.alarms import Alarms
     from flatout.system.machine_sampler import MachineSampler
     from flatout.system.process_tree import ProcessTree
 
@@ -33,6 +35,10 @@ _LIVE_S = 1.0
 _SHORTEST_S = 0.2
 # The GPUs are read by a process of its own.
 _GPUS_EVERY_S = 2.0
+# Alarms need samples that often, also where fewer are written.
+_LONGEST_PAUSE_S = 10.0
+# What comes and goes for days must not fill the record.
+_MOST_ALARMS = 20
 # Facts of the machine are read while the program runs; a short one is not held up by them.
 _FACTS_S = 3.0
 _LAST_OUTPUT_S = 1.0
@@ -67,6 +73,8 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
 class _SampleLog:
     """The samples of a program, summed up and written. What fails costs a sample, not the program.
 
+    raised: the alarms that they raise about the machine, the first ones.
+
     Args:
         path: their file, which is made with the first one.
         unread: of the record; what has failed is added.
@@ -74,6 +82,8 @@ class _SampleLog:
 
     def __init__(self, path: Path, unread: dict[str, str]) -> None:
         self.totals = Totals()
+        self.raised: list[Alarm] = []
+        self._alarms: Alarms | None = None
         self._path = path
         self._unread = unread
         self._file: SampleFile | None = None
@@ -83,10 +93,21 @@ class _SampleLog:
         try:
             sample = _with_program(sampler.take(), tree)
             self.totals.take(sample)
+            self._look_for_alarms(sample)
         except Exception as error:  # noqa: BLE001 - the next one may work
             self.fail(error)
             return None
         return sample
+
+    def _look_for_alarms(self, sample: WatchSample) -> None:
+        if self._alarms is None:
+            # Only now, while the program starts.
+            from flatout.monitor.alarms import Alarms
+
+            self._alarms = Alarms(every_s=_LONGEST_PAUSE_S)
+        alarms = self._alarms.take(sample, ())
+        self.raised += [alarm for alarm in alarms if alarm.state == "raised"]
+        del self.raised[_MOST_ALARMS:]
 
     def fail(self, error: Exception) -> None:
         """Notes why samples are missing."""
@@ -186,7 +207,8 @@ class Watch:
         tree = ProcessTree(self._program.pid)
         before: WatchSample | None = None
         written_s = 0.0
-        with MachineSampler(every_s=_GPUS_EVERY_S) as sampler:
+        folders = (self._record.working_folder, self._record.folder)
+        with MachineSampler(every_s=_GPUS_EVERY_S, paths=folders) as sampler:
             while True:
                 sample = self._samples.taken(sampler, tree)
                 took_s = elapsed_s() - self._begin_s
@@ -197,7 +219,7 @@ class Watch:
                     cpus = None if before is None else cpus_between(before, sample)
                     yield WatchTick(elapsed_s=took_s, sample=sample, cpus=cpus)
                     before = sample
-                pause_s = interval_s(took_s)
+                pause_s = min(interval_s(took_s), _LONGEST_PAUSE_S)
                 if self._program.has_line:
                     pause_s = min(pause_s, _LIVE_S)
                 if self._program.wait(pause_s):
@@ -260,6 +282,7 @@ class Watch:
             python=facts and facts.python,
             versions=facts.versions if facts else {},
             output=str(self._folder.output) if has_output else None,
+            alarms=tuple(self._samples.raised),
             unread=self._unread,
         )
         return self._write(record)

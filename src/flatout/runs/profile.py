@@ -12,7 +12,7 @@ from flatout.bench.api import known_limit, usable_limits
 from flatout.bench.limits import Doing, error_from, is_busy
 from flatout.bench.report import check_writable
 from flatout.compat.torch_needed import require_torch
-from flatout.errors import FlatoutError, RunFailed
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.monitor.advice import advice_for
 from flatout.runs import experiment_source
 from flatout.runs.experiment_params import parse_parameters
@@ -30,6 +30,7 @@ from flatout.schema.profile_protocol import (
     StepBlock,
     StepProfiled,
 )
+from flatout.schema.shell_quoting import typed_here
 from flatout.schema.step_profile import Advice, RoofUse, StepProfile
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuning import Interval
@@ -74,7 +75,7 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
     if command.trace is not None:
         trace = Path(command.trace).expanduser().absolute()
         check_writable(trace, "--trace")
-    spec = specify(command.request)
+    spec = _specified(command.request)
     python, version = resolve_with_flatout(command.request.python, command.request.env)
     machine = probe(LocalSystem(), python)
     require_torch(machine, version)
@@ -100,6 +101,24 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
         report = msgspec.structs.replace(report, advice=tuple(proved))
     keep_report(report)
     yield report
+
+
+def _specified(request: TrainRequest) -> ExperimentSpec:
+    """What would be trained; of a script that is no experiment, the error names the other command.
+
+    Raises:
+        UsageError: what a training would be refused for.
+    """
+    try:
+        return specify(request)
+    except UsageError as error:
+        if error.rule != "no-experiment-function":
+            raise
+        typed = typed_here(["python", request.experiment or ""])
+        raise UsageError(
+            error.rule, error.problem, because=error.because,
+            fix=f"profile it as it is: flatout profile -- {typed}",
+        ) from error  # fmt: skip
 
 
 def _profiled(python: str, request: ProfileRequest) -> Iterator[Profiling | StepProfile]:

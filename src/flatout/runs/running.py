@@ -10,14 +10,11 @@ from flatout.errors import FlatoutError
 from flatout.schema.run_lines import Event, FlopsCounted, Metric, Progress, RecipeSet, Started
 from flatout.schema.top_frame import RunningRun
 from flatout.system.atomic_files import read_lines_from
-from flatout.system.clock import elapsed_s
 from flatout.system.store.jsonl_scan import last_line
-from flatout.system.store.run_folder import RunFolder, read_run, run_paths
+from flatout.system.store.run_finder import RunFinder
+from flatout.system.store.run_folder import RunFolder, read_run
 from flatout.system.worker_watch import is_worker
 
-# New runs are looked for that often, or seldomer: looking takes no more than this share of time.
-_LOOK_EVERY_S = 3.0
-_LOOK_SHARE = 0.003
 # The pace is that of the last so many lines.
 _PACE_LINES = 60
 
@@ -27,15 +24,12 @@ class RunningRuns:
 
     def __init__(self) -> None:
         self._watched: dict[Path, _RunView] = {}
-        self._next_look_s = 0.0
+        self._finder = RunFinder(_is_running)
 
     def take(self) -> tuple[RunningRun, ...]:
         """The running runs, oldest first."""
-        now_s = elapsed_s()
-        if now_s >= self._next_look_s:
-            self._look()
-            took_s = elapsed_s() - now_s
-            self._next_look_s = now_s + max(_LOOK_EVERY_S, took_s / _LOOK_SHARE)
+        for folder in self._finder.take(self._watched):
+            self._watched[folder.path] = _RunView(folder)
         runs = []
         for path, view in list(self._watched.items()):
             try:
@@ -50,15 +44,6 @@ class RunningRuns:
             else:
                 runs.append(run)
         return tuple(runs)
-
-    def _look(self) -> None:
-        try:
-            paths = run_paths()
-        except (FlatoutError, OSError):
-            return  # A disk that does not respond at the moment.
-        for path in paths:
-            if path not in self._watched and _is_running(RunFolder(path)):
-                self._watched[path] = _RunView(RunFolder(path))
 
 
 def _is_running(folder: RunFolder) -> bool:

@@ -32,6 +32,8 @@ PART_NAMES: dict[Part, str] = {
     "sync": "synchronization", "idle": "idle",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = tuple(PART_NAMES)
+# Of the caches of x86-64, and of most others.
+_LINE_BYTES = 64
 
 
 class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,31 @@ class RoofUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 MODEL_ALONE = "model-alone"
 # What belongs to no layer: the loss, and what is done to a batch before the model has it.
 OUTSIDE = "(outside of layers)"
+
+
+class ProcessorCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the processor counts in a step, of all threads, without the kernel.
+
+    cache_misses: of the last cache before the memory. reasons: field -> why it is None.
+    """
+
+    cycles: float | None = None
+    instructions: float | None = None
+    cache_misses: float | None = None
+    page_faults: float | None = None
+    reasons: dict[str, str] = {}
+
+    @property
+    def instructions_per_cycle(self) -> float | None:
+        """Of a core that waits for its memory it is below 1, of one that computes 2 and more."""
+        if not self.cycles or self.instructions is None:
+            return None
+        return self.instructions / self.cycles
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """What was read from memory, at least: a line of the cache for each miss."""
+        return None if self.cache_misses is None else _LINE_BYTES * self.cache_misses
 
 
 class OperatorProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -265,6 +292,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[LineTime, ...] = ()
     memory: MemoryUse = MemoryUse()
     roofs: RoofUse = RoofUse()
+    processor: ProcessorCounts = ProcessorCounts()
     traits: StepTraits = StepTraits()
     probes: tuple[OperatorProbe, ...] = ()
     recipe: dict[str, Any] = {}

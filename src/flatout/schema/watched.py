@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.schema.alarm import Alarm
 from flatout.schema.finding import Finding
 from flatout.schema.machine import Machine
 from flatout.schema.machine_sample import MachineSample
@@ -88,6 +89,7 @@ class WatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     folder: of the record; working_folder: of the program. python: the interpreter that runs it.
     versions: of packages that matter, by name. exit_code: below zero for a signal; None while it
     runs, and where flatout was killed first. output: the file with what it printed.
+    alarms: about the machine, raised while it ran.
     causes: what `flatout explain` finds in its output, if it failed.
     unread: field -> why it is empty.
     """
@@ -104,6 +106,7 @@ class WatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     versions: dict[str, str] = {}
     output: str | None = None
+    alarms: tuple[Alarm, ...] = ()
     causes: tuple[Finding, ...] = ()
     unread: dict[str, str] = {}
 

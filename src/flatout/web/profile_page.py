@@ -61,6 +61,7 @@ def _shown(report: StepProfile) -> dict[str, Any]:
         "warnings": report.warnings,
         "lines": [_line(one, whole_s) for one in report.lines[:_MOST_ROWS]],
         "operators": [_operator(one, whole_s) for one in report.operators[:_MOST_ROWS]],
+        "kernels": [_operator(one, whole_s) for one in report.kernels[:_MOST_ROWS]],
         "layers": [_operator(one, whole_s) for one in report.layers[:_MOST_ROWS]],
         "peak_bytes": report.memory.peak_bytes,
         "why_no_peak": report.memory.reason,

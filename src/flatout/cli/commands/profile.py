@@ -62,7 +62,7 @@ class _ProfileTarget(ExperimentCommand):
     help="Number of steps under the profiler; by default as many as take a second.",
 )  # fmt: skip
 @click.option(
-    "--by", type=click.Choice(["operator", "layer", "line"]), default="operator",
+    "--by", type=click.Choice(["operator", "layer", "kernel", "line"]), default="operator",
     show_default=True, help="Rows of the table.",
 )  # fmt: skip
 @click.option(

@@ -12,11 +12,14 @@ from rich.text import Text
 
 from flatout.bench.table_texts import ratio_text
 from flatout.cli.render import show, wording
+from flatout.monitor.text_table import sparkline
 from flatout.schema.step_profile import (
     PART_NAMES,
     Advice,
     LineTime,
+    MemoryUse,
     OperatorTime,
+    ProcessorCounts,
     RoofUse,
     StepProfile,
 )
@@ -29,13 +32,16 @@ from flatout.schema.units import (
     seconds_text,
 )
 
-By = Literal["operator", "layer", "line"]
+By = Literal["operator", "layer", "kernel", "line"]
 Sort = Literal["self", "total", "calls"]
 
 _BAR_WIDTH = 36
 _NARROWEST, _WIDEST = 60, 110
 _LEAST_SHOWN = 0.0005
 _NUMBER_WIDTH = 9
+_NUM_KERNELS, _NUM_LINES = 5, 5
+_CURVE_WIDTH = 60
+_NO_KERNELS = "on a CPU, an operator is its own kernel"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +63,13 @@ def print_profile(
         ("where a step's time goes", list(split_lines(report))),
         (_table_title(report, view), list(table_lines(report, view, width))),
     ]
+    if view.by != "kernel" and report.kernels:
+        few = msgspec.structs.replace(view, by="kernel", top=_NUM_KERNELS)
+        rows = list(table_lines(report, few, width))[: 1 + _NUM_KERNELS]
+        sections.append((_table_title(report, few), rows))
     if view.by != "line":
-        sections.append(("lines of Python", list(line_lines(report.lines[:5], report, width))))
+        of_code = list(line_lines(report.lines[:_NUM_LINES], report, width))
+        sections.append(("lines of Python", of_code))
     sections.append(("memory", list(memory_lines(report))))
     for title, lines in sections:
         if lines:
@@ -67,7 +78,8 @@ def print_profile(
             for line in lines:
                 console.print(line, soft_wrap=True)
     console.print()
-    show.print_lines(console, list(_roofs(report.roofs, report)))
+    limits = [*_roofs(report.roofs, report), *processor_lines(report.processor, report)]
+    show.print_lines(console, limits)
     _print_advice(report, console)
     show.print_lines(console, [("written", file) for file in files])
 
@@ -113,6 +125,8 @@ def split_lines(report: StepProfile) -> Iterator[str]:
 def _table_title(report: StepProfile, view: View) -> str:
     if view.by == "line":
         return "lines of Python"
+    if view.by == "kernel":
+        return f"kernels, by {'calls' if view.sort == 'calls' else 'time on the GPU'}"
     by = "self time" if view.sort == "self" else view.sort
     return f"{view.by}s, by {by}" + (" on the GPU" if _has_device(report, view) else "")
 
@@ -123,7 +137,8 @@ def _has_device(report: StepProfile, view: View) -> bool:
 
 def sorted_rows(report: StepProfile, view: View) -> list[OperatorTime]:
     """The rows of the table, all of them, in its order."""
-    rows = report.layers if view.by == "layer" else report.operators
+    tables = {"layer": report.layers, "kernel": report.kernels}
+    rows = tables.get(view.by, report.operators)
 
     def key(row: OperatorTime) -> float:
         if view.sort == "calls":
@@ -142,26 +157,32 @@ def table_lines(report: StepProfile, view: View, width: int) -> Iterator[Text | 
         return
     rows = sorted_rows(report, view)
     if not rows:
-        yield f"  {report.unread.get(f'{view.by}s', 'none were recorded')}"
+        is_of_cpu = view.by == "kernel" and report.traits.device == "cpu"
+        reason = _NO_KERNELS if is_of_cpu else "none were recorded"
+        yield f"  {report.unread.get(f'{view.by}s', reason)}"
         return
     has_device = any(row.device_s is not None for row in rows)
     columns = ["calls", "CPU self", "CPU total", *(["GPU self"] if has_device else []), "share"]
+    if view.by == "kernel":
+        columns = ["calls", "GPU time", "share"]
     room = width - 2 - (_NUMBER_WIDTH + 1) * len(columns)
     header = "".join(f" {name:>{_NUMBER_WIDTH}}" for name in columns)
     yield Text(f"  {'':<{room}}{header}", "dim")
     for row in rows[: view.top]:
-        yield _row(row, report, room, has_device=has_device)
+        yield _row(row, report, room, columns)
     if len(rows) > view.top:
         yield Text(f"  {len(rows) - view.top:,} more: --top {len(rows)}, or --json", "dim")
 
 
-def _row(row: OperatorTime, report: StepProfile, room: int, *, has_device: bool) -> Text:
+def _row(row: OperatorTime, report: StepProfile, room: int, columns: Sequence[str]) -> Text:
     own_s = row.self_s if row.device_s is None else row.device_s
-    numbers = [f"{row.calls:,.4g}", seconds_text(row.self_s), seconds_text(row.total_s)]
-    if has_device:
-        numbers.append(seconds_text(row.device_s or 0.0))
-    numbers.append(percent_text(own_s / report.mean_step_s))
-    shown = "".join(f" {number:>{_NUMBER_WIDTH}}" for number in numbers)
+    device = seconds_text(row.device_s or 0.0)
+    texts = {
+        "calls": f"{row.calls:,.4g}", "CPU self": seconds_text(row.self_s),
+        "CPU total": seconds_text(row.total_s), "GPU self": device, "GPU time": device,
+        "share": percent_text(own_s / report.mean_step_s),
+    }  # fmt: skip
+    shown = "".join(f" {texts[name]:>{_NUMBER_WIDTH}}" for name in columns)
     name = cut(row.name, room)
     shapes = cut(f"  {row.shapes}", room - len(name)) if row.shapes else ""
     return Text.assemble("  ", name, (shapes, "dim"), " " * (room - len(name + shapes)), shown)
@@ -196,7 +217,7 @@ def line_lines(lines: Sequence[LineTime], report: StepProfile, width: int) -> It
 
 
 def memory_lines(report: StepProfile) -> Iterator[str]:
-    """The peak, and what holds memory then."""
+    """The peak, memory during a step, and what holds it at the peak."""
     use = report.memory
     if use.peak_bytes is None:
         if use.reason is not None:
@@ -204,9 +225,24 @@ def memory_lines(report: StepProfile) -> Iterator[str]:
         return
     held = "" if use.process_bytes is None else f"; {bytes_text(use.process_bytes)} by the process"
     yield f"  {bytes_text(use.peak_bytes)} of tensors at the peak of a step{held}"
+    if use.timeline and use.peak_bytes:
+        yield f"  {_memory_curve(use, use.peak_bytes)}"
     for one in use.at_peak[:6]:
         share = percent_text(one.num_bytes / use.peak_bytes, 0)
         yield f"  {cut(one.name, 44):<46}{bytes_text(one.num_bytes):>12} {share:>8}"
+
+
+def _memory_curve(use: MemoryUse, peak_bytes: int) -> str:
+    """The timeline as bars, each as high as the most in its part of the step."""
+    rest, held = list(reversed(use.timeline)), 0
+    end_s, heights = use.timeline[-1][0], list[float]()
+    for number in range(1, _CURVE_WIDTH + 1):
+        most = held
+        while rest and (number == _CURVE_WIDTH or rest[-1][0] <= end_s * number / _CURVE_WIDTH):
+            held = rest.pop()[1]
+            most = max(most, held)
+        heights.append(most)
+    return sparkline(heights, peak_bytes)
 
 
 def _roofs(use: RoofUse, report: StepProfile) -> Iterator[tuple[str, str]]:
@@ -228,6 +264,20 @@ def _roofs(use: RoofUse, report: StepProfile) -> Iterator[tuple[str, str]]:
         yield "limits", reason
     elif use.is_limit_doubtful:
         yield "limits", "were measured while other programs ran: flatout bench limits --again"
+
+
+def processor_lines(counts: ProcessorCounts, report: StepProfile) -> Iterator[tuple[str, str]]:
+    """What the processor has counted in a step, as far as that can be read."""
+    text = []
+    if counts.instructions_per_cycle is not None:
+        text.append(f"{counts.instructions_per_cycle:.2f} instructions per cycle")
+    if counts.memory_bytes is not None:
+        rate = bytes_text(counts.memory_bytes / report.mean_step_s)
+        text.append(f"{bytes_text(counts.memory_bytes)} from memory, {rate}/s, at least")
+    if counts.page_faults is not None:
+        text.append(counted_text(round(counts.page_faults), "page fault"))
+    if text:
+        yield "processor", wording.DOT.join(text)
 
 
 def _print_advice(report: StepProfile, console: Console) -> None:

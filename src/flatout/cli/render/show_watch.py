@@ -61,6 +61,8 @@ def print_summary(record: WatchRecord) -> None:
     console = show.make_console(is_error=True)
     console.print()
     show.print_lines(console, _summary_lines(record))
+    for alarm in record.alarms:
+        show.print_finding(alarm.finding, console)
 
 
 def _summary_lines(record: WatchRecord) -> Iterator[tuple[str, str]]:
@@ -72,6 +74,8 @@ def _summary_lines(record: WatchRecord) -> Iterator[tuple[str, str]]:
         end = "finished" if record.exit_code == 0 else ending_text(record.exit_code)
         yield "program", f"{end} after {seconds_text(time.took_s)}"
         yield from _time_lines(time)
+    for alarm in record.alarms:
+        yield "alarm", f"{_clock_text(max(0.0, alarm.at - record.began_at))}  {alarm.finding.rule}"
     for name, reason in record.unread.items():
         if name not in ("python", "versions"):
             yield "not kept", f"{name}: {reason}"
@@ -136,6 +140,8 @@ def print_record(record: WatchRecord) -> None:
         *_summary_lines(record),
         *([("output", home_text(record.output))] if record.output else []),
     ])  # fmt: skip
+    for alarm in record.alarms:
+        show.print_finding(alarm.finding, console)
 
 
 def print_records(lines: Sequence[WatchedProgramLine]) -> None:

@@ -6,6 +6,6 @@ torch.profiler. `trace.py` takes the profiler's events; `kinds.py`, `split.py` a
 the report of them and know neither torch nor flatout's sessions; `report.py` puts it together.
 `probes.py` runs the operators that a change concerns by themselves, with and without it.
 
-`events.py` and all that it uses, `lines.py`, `trace.py` and `memory.py` run in any interpreter that
-has torch and msgspec: a script's own.
+`events.py` and all that it uses, `lines.py`, `trace.py`, `memory.py`, `step_plan.py` and
+`script_steps.py` run in any interpreter that has torch and msgspec: a script's own.
 """

@@ -19,15 +19,13 @@ from flatout.engine.profile.lines import LineSampler, count_lines
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.probes import Probes, StepTimes
 from flatout.engine.profile.split import MeasuredSteps
+from flatout.engine.profile.step_plan import LEAST_STEPS, StepPlan
 from flatout.engine.profile.steps import MarkingTimer, StepLoop
 from flatout.engine.profile.trace import (
     BEGIN,
-    LEAST_STEPS,
     MOST_LINES,
-    MOST_PROFILED_STEPS,
     mark,
     new_profiler,
-    num_steps_in,
     recorded_layers,
     trace_events,
 )
@@ -44,6 +42,7 @@ from flatout.schema.step_profile import (
     LineTime,
     MemoryUse,
     OperatorProbe,
+    ProcessorCounts,
     RoofUse,
     StepProfile,
     StepTraits,
@@ -51,6 +50,7 @@ from flatout.schema.step_profile import (
 from flatout.schema.tuning import Load
 from flatout.system.clock import elapsed_s, now_text
 from flatout.system.load import LoadWatch
+from flatout.system.perf_counters import PerfCounters
 
 # Seconds of steps of each kind; a half of the plain ones before the others, and a half after them.
 _PLAIN_S, _SAMPLED_S, _PROFILED_S = 1.0, 2.0, 1.0
@@ -72,6 +72,7 @@ class _Made:
     samples_per_step: float
     compiled: tuple[float, float] | None
     load: Load | None
+    processor: ProcessorCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,10 @@ class Profiler:
         self._warnings = tuple(warnings)
         self._timer = MarkingTimer(session.device)
         self._loop = StepLoop(session, self._timer)
+        self._plan = StepPlan(
+            plain_s=_PLAIN_S, sampled_s=_SAMPLED_S, profiled_s=_PROFILED_S,
+            wanted=request.num_steps,
+        )  # fmt: skip
         self._unread: dict[str, str] = {}
 
     def report(self) -> StepProfile:
@@ -149,6 +154,7 @@ class Profiler:
             lines=tuple(lines[:MOST_LINES]),
             memory=memory,
             roofs=self._roofs(found, made.samples_per_step),
+            processor=made.processor,
             traits=self._traits(found, made.compiled, probed),
             probes=probed.probes,
             recipe=_values(self._session.recipe),
@@ -164,11 +170,13 @@ class Profiler:
         self._say("warming up", 0.1)
         loop.warm_up()
         step_s = sum(loop.timed(LEAST_STEPS)) / LEAST_STEPS
-        count = max(num_steps_in(_PLAIN_S, step_s), self._request.num_steps or 0)
+        count = self._plan.num_plain(step_s)
         self._say("measuring steps without a profiler", 0.2)
         watch, compiles = LoadWatch(), CompileWatch()
         num_samples = loop.num_samples
-        plain, first = _plain_steps(loop, self._timer, count)
+        with PerfCounters() as counters:
+            plain, first = _plain_steps(loop, self._timer, count)
+            processor = _processor_counts(counters, count)
         num_samples = loop.num_samples - num_samples
         compiled = compiles.per_step(count)
         self._say("sampling lines of Python", 0.35)
@@ -196,6 +204,7 @@ class Profiler:
             samples_per_step=num_samples / count,
             compiled=compiled,
             load=watch.load(),
+            processor=processor,
         )
 
     def _say(self, what: str, share: float) -> None:
@@ -203,7 +212,7 @@ class Profiler:
 
     def _sampled(self, step_s: float) -> tuple[LineSampler, int, float]:
         """The sampler, its steps, and their mean time."""
-        sampler, count = LineSampler(), num_steps_in(_SAMPLED_S, step_s)
+        sampler, count = LineSampler(), self._plan.num_sampled(step_s)
         if sampler.problem is not None:
             self._unread["lines"] = sampler.problem
         with sampler.running():
@@ -225,8 +234,7 @@ class Profiler:
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
-        most = min(num_steps_in(_PROFILED_S, step_s), MOST_PROFILED_STEPS)
-        count = self._request.num_steps or most
+        count = self._plan.num_profiled(step_s)
         has_gpu = self._session.device.type == "cuda"
         with new_profiler(has_gpu=has_gpu) as profiler, self._layers():
             # The first one prepares the profiler.
@@ -355,6 +363,17 @@ def _plain_steps(
 
 def _is_in_loop(line: LineTime) -> bool:
     return line.loop is not None and line.part == "step"
+
+
+def _processor_counts(counters: PerfCounters, num_steps: int) -> ProcessorCounts:
+    counts = {name: count / num_steps for name, count in counters.taken().items()}
+    return ProcessorCounts(
+        cycles=counts.get("cycles"),
+        instructions=counts.get("instructions"),
+        cache_misses=counts.get("cache_misses"),
+        page_faults=counts.get("page_faults"),
+        reasons=counters.reasons,
+    )
 
 
 def _settings(spec: ExperimentSpec) -> dict[str, str]:

@@ -23,14 +23,12 @@ from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.lines import LineSampler, is_user_code
 from flatout.engine.profile.memory import memory_use
 from flatout.engine.profile.split import MeasuredSteps
+from flatout.engine.profile.step_plan import LEAST_STEPS, StepPlan, stretched
 from flatout.engine.profile.trace import (
     BEGIN,
-    LEAST_STEPS,
     MOST_LINES,
-    MOST_PROFILED_STEPS,
     mark,
     new_profiler,
-    num_steps_in,
     recorded_layers,
     trace_events,
 )
@@ -39,7 +37,7 @@ from flatout.schema.units import counted_text
 from flatout.system.clock import elapsed_s, now_text
 from flatout.system.usable_cpus import num_usable_cpus
 
-# Seconds of steps of each kind.
+# Seconds of steps of each kind: fewer than of an experiment, since the program waits for them.
 _WARM_UP_S, _PLAIN_S, _SAMPLED_S, _PROFILED_S = 0.5, 0.7, 1.0, 1.0
 _NO_SAMPLES = "the batches do not come from a DataLoader of torch with a batch size"
 _PROFILES_ITSELF = "the program uses torch.profiler itself, and torch has one at a time"
@@ -131,7 +129,9 @@ class StepRecorder:
     ) -> None:
         self._subject = subject
         self._report = report
-        self._num_steps = num_steps
+        self._plan = StepPlan(
+            plain_s=_PLAIN_S, sampled_s=_SAMPLED_S, profiled_s=_PROFILED_S, wanted=num_steps
+        )  # fmt: skip
         self._trace = trace
         self.phase: Phase = "warm-up"
         self.has_report = False
@@ -242,15 +242,13 @@ class StepRecorder:
             is_long = elapsed_s() - self._began_s >= _WARM_UP_S
             return self._num >= LEAST_STEPS and is_long
         if self.phase == "plain":
-            count = self._num_steps or 0
             is_enough = self._num >= LEAST_STEPS
-            return is_enough and self._num >= max(count, num_steps_in(_PLAIN_S, self._plain.mean_s))
+            return is_enough and self._num >= self._plan.num_plain(self._plain.mean_s)
         if self.phase == "sampled":
-            return self._num >= num_steps_in(_SAMPLED_S, self._plain.mean_s)
+            return self._num >= self._plan.num_sampled(self._plain.mean_s)
         if self.phase == "preparing":
             return True
-        least = min(num_steps_in(_PROFILED_S, self._plain.mean_s), MOST_PROFILED_STEPS)
-        return self._num >= (self._num_steps or least)
+        return self._num >= self._plan.num_profiled(self._plain.mean_s)
 
     def _next_phase(self, ended_s: float | None = None) -> None:
         """Ends a phase and begins the next one. ended_s: of its last step; None: just now."""
@@ -262,7 +260,8 @@ class StepRecorder:
             self._places = _user_places()
         elif self.phase == "plain":
             # The device may have been behind its host.
-            self._plain.step_s = _together(self._plain.step_s, now_s - self._last_s)
+            whole_s = sum(self._plain.step_s) + now_s - self._last_s
+            self._plain.step_s = stretched(self._plain.step_s, whole_s)
             self.phase = "sampled"
             self._sampler = LineSampler()
             if self._sampler.problem is not None:
@@ -378,12 +377,6 @@ def _outside_of_loops(
         msgspec.structs.replace(line, loop=None) if (line.file, line.loop) in loops else line
         for line in lines
     )
-
-
-def _together(step_s: list[float], rest_s: float) -> list[float]:
-    """Steps by the host's clock, with what the device was behind at their end."""
-    sum_s = sum(step_s)
-    return [one * (sum_s + rest_s) / sum_s for one in step_s] if sum_s else step_s
 
 
 def _loader_of(iterator: Any) -> _Loader:

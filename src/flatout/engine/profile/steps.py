@@ -12,6 +12,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed.cached_feed import CachedFeed
 from flatout.engine.feed.feed import MicroBatch
 from flatout.engine.model.precision import check_layers, check_precision
+from flatout.engine.profile.step_plan import stretched
 from flatout.engine.profile.trace import mark
 from flatout.engine.recipe.recipe_checks import check_recipe
 from flatout.engine.runtime.step_timer import StepTimer
@@ -148,7 +149,7 @@ class StepLoop:
         began_s = elapsed_s()
         if self._session.device.type == "cuda":
             times_s = self._timed_on_device(num_steps)
-            return _together(times_s, elapsed_s() - began_s)
+            return stretched(times_s, elapsed_s() - began_s)
         times_s = []
         for _ in range(num_steps):
             before_s = elapsed_s()
@@ -166,10 +167,3 @@ class StepLoop:
         self.finish()
         pairs = zip(events, events[1:], strict=False)
         return [before.elapsed_time(after) / 1e3 for before, after in pairs]
-
-
-def _together(times_s: list[float], whole_s: float) -> list[float]:
-    sum_s = sum(times_s)
-    if not sum_s:
-        return [whole_s / len(times_s)] * len(times_s)
-    return [one * whole_s / sum_s for one in times_s]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,15 +13,8 @@ from torch.profiler import ProfilerActivity
 from flatout.engine.profile.trace_event import BEGIN as BEGIN
 from flatout.engine.profile.trace_event import LAYER, MARK, TraceEvent
 
-LEAST_STEPS, MOST_PROFILED_STEPS = 3, 20
-_MOST_STEPS = 2000
 # A report has no more lines of Python.
 MOST_LINES = 40
-
-
-def num_steps_in(seconds: float, step_s: float) -> int:
-    """The number of steps that take about `seconds`, within limits."""
-    return max(LEAST_STEPS, min(_MOST_STEPS, math.ceil(seconds / max(step_s, 1e-6))))
 
 
 def new_profiler(*, has_gpu: bool) -> torch.profiler.profile:

@@ -1,9 +1,7 @@
-"""The runs that train on this machine, found and read again and again."""
+"""What is new of the runs that train on this machine, again and again."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +10,11 @@ from flatout.schema.alarm import RankProgress, WorkerSample
 from flatout.schema.run_lines import Line, Started
 from flatout.system import atomic_files
 from flatout.system.clock import elapsed_s
-from flatout.system.store.run_folder import RunFolder, run_paths
+from flatout.system.store.run_finder import RunFinder
+from flatout.system.store.run_folder import RunFolder
 from flatout.system.store.run_tail import RunTail
 from flatout.system.worker_watch import is_worker, worker_sample
 
-# Among thousands of runs, new ones are looked for this often.
-_SCAN_EVERY_S = 3.0
 # A run that has ended is read so much longer: its last lines, and whether it is resumed.
 _KEPT_S = 120.0
 
@@ -83,15 +80,12 @@ class RunWatch:
 
     def __init__(self) -> None:
         self._readings: dict[Path, RunReading] = {}
-        # Of runs that do not train: when their events were written last.
-        self._idle_since: dict[Path, int] = {}
-        self._scanned_s = -_SCAN_EVERY_S
+        self._finder = RunFinder(RunFolder.is_in_use)
 
     def take(self) -> list[RunReading]:
         """What is new of every run that trains or has just ended."""
-        if elapsed_s() - self._scanned_s >= _SCAN_EVERY_S:
-            self._scanned_s = elapsed_s()
-            self._scan()
+        for folder in self._finder.take(self._readings):
+            self._readings[folder.path] = RunReading(folder)
         read = []
         for path, reading in list(self._readings.items()):
             try:
@@ -103,26 +97,4 @@ class RunWatch:
             read.append(reading)
             if not reading.is_in_use and elapsed_s() - reading.used_at_s > _KEPT_S:
                 del self._readings[path]
-                self._idle_since[path] = _written_ns(path)
         return read
-
-    def _scan(self) -> None:
-        with contextlib.suppress(FlatoutError, OSError):
-            for path in run_paths():
-                if path in self._readings or self._idle_since.get(path) == _written_ns(path):
-                    continue
-                written_ns = _written_ns(path)
-                folder = RunFolder(path)
-                with contextlib.suppress(FlatoutError, OSError):
-                    if folder.is_in_use():
-                        self._readings[path] = RunReading(folder)
-                        continue
-                self._idle_since[path] = written_ns
-
-
-def _written_ns(path: Path) -> int:
-    """When a run's events were written last; without any, its folder."""
-    for name in ("events.jsonl", ""):
-        with contextlib.suppress(OSError):
-            return os.stat(path / name if name else path).st_mtime_ns
-    return 0
