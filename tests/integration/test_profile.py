@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from flatout.engine.profile.data_probes import cut, data_probes, padding_of, rep
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.lines import LineSampler
 from flatout.engine.profile.memory import memory_use
-from flatout.engine.profile.probes import Probes, StepTimes
+from flatout.engine.profile.model_calls import repeated_calls
 from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.steps import built_for, session_of
@@ -221,22 +223,13 @@ def replayed(
 ) -> tuple[int, int]:
     """How often a loss calls a model, and how often its calls alone do, with gradients cleared."""
     count = 0
-    experiment = SimpleNamespace(loss=loss)
-    recipe = SimpleNamespace(
-        precision=SimpleNamespace(value="fp32"), attention=SimpleNamespace(value="auto"),
-        memory_format=SimpleNamespace(value="contiguous"),
-    )  # fmt: skip
-    session: Any = SimpleNamespace(
-        model=model, experiment=experiment, recipe=recipe, device=torch.device("cpu")
-    )
 
     def see(*_: Any) -> None:
         nonlocal count
         count += 1
 
     model.register_forward_hook(see)
-    probes = Probes(session, (batch, len(batch)), StepTimes(step_s=1.0, phases_s={}))
-    run = probes._calls_of_model()
+    run = repeated_calls(model, partial(loss, model, batch), contextlib.nullcontext)
     once, count = count, 0
     run()
     assert all(weight.grad is None for weight in model.parameters())

@@ -104,12 +104,7 @@ def data_probes(
     read_s = (elapsed_s() - began_s) / num_read
     collate_s = _seconds_of(lambda: collate(samples)) / len(samples) * num_samples
     not_cached, is_stacked = _caching(session)
-    cached_s = collate_s
-    if is_stacked:
-        # Rows of tensors are kept, of which a batch takes some.
-        rows, order = stacked(samples), torch.randperm(len(samples))
-        took_s = _seconds_of(lambda: [one.index_select(0, order) for one in tensors_in(rows)])
-        cached_s = took_s / len(samples) * num_samples
+    cached_s = _selecting_s(samples, num_samples) if is_stacked else collate_s
     lines = sampler.lines(1)
     lines = tuple(_per_step(line, num_samples / num_read) for line in lines)
     whole_s = read_s * num_samples + collate_s
@@ -151,8 +146,15 @@ def _per_step(line: LineTime, factor: float) -> LineTime:
     return msgspec.structs.replace(line, seconds=line.seconds * factor)
 
 
+def _selecting_s(samples: list[Any], num_samples: int) -> float:
+    """Seconds for a batch of samples that are kept as rows of tensors."""
+    rows, order = stacked(samples), torch.randperm(len(samples))
+    took_s = _seconds_of(lambda: [one.index_select(0, order) for one in tensors_in(rows)])
+    return took_s / len(samples) * num_samples
+
+
 def _seconds_of(act: Callable[[], object]) -> float:
-    """Of the second time: the first one makes memory ready."""
+    """Seconds of the second call: the first one makes memory ready."""
     act()
     began_s = elapsed_s()
     act()

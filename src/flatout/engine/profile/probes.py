@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from flatout.engine.model import precision
 from flatout.engine.optim.fused_step import FusedStep
 from flatout.engine.optim.optimizers import Optimizers
 from flatout.engine.profile.data_probes import cut, repeated
+from flatout.engine.profile.model_calls import repeated_calls
 from flatout.engine.session.session import Session
 from flatout.engine.step.step import value_and_count
 from flatout.engine.tensors.nested import placer, tensors_in, with_tensors
@@ -83,11 +85,7 @@ class Probes:
         if self._session.experiment.loss is not None:
             yield from self._of_passes(padding)
             if has_lines:
-                yield self._passes(
-                    MODEL_ALONE,
-                    self._calls_of_model,
-                    note="forward and backward of the model alone",
-                )
+                yield self._model_alone()
         if self._recipe.optimizer_implementation.value != "fused":
             yield self._optimizer()
 
@@ -150,8 +148,11 @@ class Probes:
         """Forward and backward of the batch, once for each call."""
         loss = self._session.experiment.loss
         assert loss is not None
-        settings = self._settings(precision_name, attention)
-        placed = self._placed(batch, place)
+        settings = _forward_settings(self._session, precision_name, attention)
+        placed = self._batch if batch is None else batch
+        place = place or self._place
+        if place is not None:
+            placed = place(placed)
 
         def run() -> None:
             with settings():
@@ -161,22 +162,6 @@ class Probes:
                 weight.grad = None
 
         return run
-
-    def _settings(
-        self, precision_name: Precision | None = None, attention: Any = None
-    ) -> Callable[[], AbstractContextManager[Any]]:
-        """Those of the forward pass, as the recipe says where nothing else is given."""
-        return precision.forward_settings(
-            precision_name or self._recipe.precision.value,
-            attention or self._recipe.attention.value,
-            self._session.device,
-        )
-
-    def _placed(self, batch: Any = None, place: Any = None) -> Any:
-        """The batch where the model is."""
-        placed = self._batch if batch is None else batch
-        place = place or self._place
-        return place(placed) if place is not None else placed
 
     def _passes(
         self,
@@ -204,7 +189,7 @@ class Probes:
             affected_s=self._times.passes_s if affected_s is None else affected_s,
             ratio=ratio,
             changes=changes or {},
-            note=note if advice == MODEL_ALONE else f"forward and backward of one batch {note}",
+            note=f"forward and backward of one batch {note}",
             problem=problem,
         )
 
@@ -245,45 +230,18 @@ class Probes:
                 affected_s=self._times.computed_s if count < own else None,
             )
 
-    def _calls_of_model(self) -> Callable[[], None]:
-        """Forward and backward of each call of the model that the loss makes, with its inputs."""
+    def _model_alone(self) -> OperatorProbe:
+        """The calls of the model that the loss makes, without the rest of it."""
         model, loss = self._session.model, self._session.experiment.loss
         assert loss is not None
-        seen: list[tuple[Any, Any, bool]] = []
-
-        def see(_: nn.Module, args: Any, kwargs: Any) -> None:
-            seen.append((_leaves(args), _leaves(kwargs), torch.is_grad_enabled()))
-
-        settings = self._settings()
-        handle = model.register_forward_pre_hook(see, with_kwargs=True)
-        try:
-            with settings():
-                loss(model, self._placed())
-        finally:
-            handle.remove()
-        # A compiled model may keep the hook, and go on adding to the list.
-        calls = tuple(seen)
-        if not calls:
-            raise ValueError(
-                "no call of the model was seen: compiled, or only its parts are called"
-            )
-        given = [*model.parameters(), *tensors_in([(args, kwargs) for args, kwargs, _ in calls])]
-
-        def run() -> None:
-            results = []
-            with settings():
-                for args, kwargs, has_grad in calls:
-                    # A teacher, or a target, is called without gradients.
-                    with torch.set_grad_enabled(has_grad):
-                        results.append(model(*args, **kwargs))
-            ends = [one for one in tensors_in(results) if one.requires_grad]
-            if not ends:
-                raise ValueError("the model's results have no tensors with a gradient")
-            torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
-            for one in given:
-                one.grad = None
-
-        return run
+        batch = self._place(self._batch) if self._place is not None else self._batch
+        return self._passes(
+            MODEL_ALONE,
+            lambda: repeated_calls(
+                model, partial(loss, model, batch), _forward_settings(self._session)
+            ),
+            note="of the model alone",
+        )
 
     def _larger_batch(self) -> OperatorProbe:
         """The same batch several times over, as one: its time per sample."""
@@ -347,11 +305,14 @@ class Probes:
         )
 
 
-def _leaves(values: Any) -> Any:
-    """The same values without the graph that they come from."""
-    return with_tensors(
-        values,
-        iter([one.detach().requires_grad_(one.requires_grad) for one in tensors_in(values)]),
+def _forward_settings(
+    session: Session, precision_name: Precision | None = None, attention: Any = None
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Those of the forward pass, as the recipe says where nothing else is given."""
+    return precision.forward_settings(
+        precision_name or session.recipe.precision.value,
+        attention or session.recipe.attention.value,
+        session.device,
     )
 
 

@@ -199,7 +199,7 @@ class Profiler:
             profiler=profiler,
             # Sampling makes steps slower, other programs some of them: lines as long as in a
             # plain step.
-            lines=self._with_counts(sampler.lines(num_sampled * sampled_s / steps.mean_s)),
+            lines=_with_counts(sampler.lines(num_sampled * sampled_s / steps.mean_s), loop),
             sampled_s=sampled_s,
             samples_per_step=num_samples / count,
             compiled=compiled,
@@ -218,19 +218,6 @@ class Profiler:
         with sampler.running():
             took_s = sum(self._loop.timed(count))
         return sampler, count, took_s / count
-
-    def _with_counts(self, lines: Sequence[LineTime]) -> tuple[LineTime, ...]:
-        """Lines in loops with how often they run in a step."""
-        files = {line.file for line in lines if _is_in_loop(line)}
-        if not files:
-            return tuple(lines)
-        counts = count_lines(self._loop.make, files)
-        return tuple(
-            msgspec.structs.replace(line, count=counts.get((line.file, line.line)))
-            if _is_in_loop(line)
-            else line
-            for line in lines
-        )
 
     def _profiled(self, step_s: float) -> tuple[torch.profiler.profile, int, float]:
         """The profiler, its steps, and their mean time."""
@@ -359,6 +346,20 @@ def _plain_steps(
     before = timer.split_s()
     step_s = loop.timed(count)
     return step_s, _per_step(timer.split_s(), before, count)
+
+
+def _with_counts(lines: Sequence[LineTime], loop: StepLoop) -> tuple[LineTime, ...]:
+    """Lines in loops with how often they run in a step."""
+    files = {line.file for line in lines if _is_in_loop(line)}
+    if not files:
+        return tuple(lines)
+    counts = count_lines(loop.make, files)
+    return tuple(
+        msgspec.structs.replace(line, count=counts.get((line.file, line.line)))
+        if _is_in_loop(line)
+        else line
+        for line in lines
+    )
 
 
 def _is_in_loop(line: LineTime) -> bool:
