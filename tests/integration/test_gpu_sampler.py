@@ -201,8 +201,9 @@ def test_a_watched_program_is_followed_by_the_alarms_of_its_gpus(
         ],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
-    (alarm,) = json.loads(done.stdout)["alarms"]
-    assert (alarm["subject"], alarm["finding"]["rule"]) == ("GPU 1", "gpu-xid")
+    # On a slow machine, there may be time for others.
+    alarms = {(one["subject"], one["finding"]["rule"]) for one in json.loads(done.stdout)["alarms"]}
+    assert ("GPU 1", "gpu-xid") in alarms
     assert "reported Xid error 79" in done.stderr
     again = subprocess.run(
         [sys.executable, "-m", "flatout", "watch", "--show", f"{record}{os.sep}"],

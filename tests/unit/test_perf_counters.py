@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from flatout.system.perf_counters import PerfCounters
+from flatout.system.perf_counters import PerfCounters, scaled
 
 EVENTS = {"cycles", "instructions", "cache_misses", "page_faults"}
 _NUM_PAGES = 1000
@@ -51,7 +52,20 @@ def test_page_faults_are_counted_in_threads_that_are_there_and_that_are_started(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 def test_no_file_stays_open() -> None:
-    before = os.listdir("/proc/self/fd")
-    with PerfCounters():
-        pass
-    assert os.listdir("/proc/self/fd") == before
+    with PerfCounters() as counters:
+        files = [file for files in counters._files.values() for file in files]
+        if not files:
+            pytest.skip(f"needs perf events: {counters.reasons}")
+        links = {file: os.readlink(f"/proc/self/fd/{file}") for file in files}
+    assert set(links.values()) == {"anon_inode:[perf_event]"}
+    for file in files:
+        # Another thread may have a file of that number by now.
+        with contextlib.suppress(OSError):
+            assert os.readlink(f"/proc/self/fd/{file}") != "anon_inode:[perf_event]"
+
+
+def test_count_is_scaled_to_the_time_for_which_it_was_wanted() -> None:
+    # Counted half of the time; not at all, as a thread that did not run.
+    assert scaled([(10, 8, 4), (0, 8, 0), (5, 3, 3)]) == 25.0
+    # No counter was free: that is not a count of 0.
+    assert scaled([(0, 8, 0)]) is None

@@ -57,6 +57,33 @@ def progress(step: int) -> Progress:
     )  # fmt: skip
 
 
+def test_a_run_that_could_not_be_looked_at_is_looked_at_again(runs: Path) -> None:
+    folder, answers = new_run(runs), iter([OSError("stale file handle"), True])
+
+    def is_used(asked: RunFolder) -> bool:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    finder = RunFinder(is_used)
+    assert finder.take([]) == []
+    assert [found.path for found in finder.take([])] == [folder.path]
+
+
+def test_a_slow_look_does_not_hide_runs_for_long(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_finder, "_LOOK_SHARE", 0.005)
+    times = iter([0.0, 60.0])
+    monkeypatch.setattr(run_finder, "elapsed_s", lambda: next(times))
+    new_run(runs)
+    finder = RunFinder(lambda folder: True)
+    # It took a minute, as on a disk that did not respond.
+    assert len(finder.take([])) == 1
+    assert finder._next_s == 15.0
+
+
 def test_a_run_is_found_once_it_trains_and_kept_after_its_end(runs: Path) -> None:
     folder, watch = new_run(runs), RunWatch()
     assert watch.take() == []

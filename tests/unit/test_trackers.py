@@ -178,7 +178,8 @@ def sending(folder: RunFolder, server: Server) -> Sending:
 def test_another_run_is_sent_to_the_same_trackers(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
     run = msgspec.structs.replace(read_run(folder), status="finished")
     assert typed_trackers(run) == ()
     for target in (TARGET, TrackerTarget(kind="wandb")):
@@ -190,6 +191,15 @@ def test_another_run_is_sent_to_the_same_trackers(
     (tmp_path / "site.toml").write_text('[train]\ntrack = ["wandb", "mlflow"]\n')
     monkeypatch.setenv("FLATOUT_SITE", str(tmp_path / "site.toml"))
     assert typed_trackers(run) == ()
+
+
+def test_another_run_is_sent_nowhere_if_this_one_was_although_the_site_says_so(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    (tmp_path / "site.toml").write_text('[train]\ntrack = ["mlflow"]\n')
+    monkeypatch.setenv("FLATOUT_SITE", str(tmp_path / "site.toml"))
+    assert typed_trackers(msgspec.structs.replace(read_run(folder), status="finished")) == ("none",)
 
 
 def test_lines_are_sent_at_once(folder: RunFolder) -> None:

@@ -24,7 +24,7 @@ class RunningRuns:
 
     def __init__(self) -> None:
         self._watched: dict[Path, _RunView] = {}
-        self._finder = RunFinder(_is_running)
+        self._finder = RunFinder(lambda folder: folder.lock().is_taken())
 
     def take(self) -> tuple[RunningRun, ...]:
         """The running runs, oldest first."""

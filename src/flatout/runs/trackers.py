@@ -15,7 +15,7 @@ from flatout.schema.finding import Finding, Fix
 from flatout.schema.run import Run
 from flatout.schema.suggested_command import show_command
 from flatout.schema.sweep import Sweep
-from flatout.schema.tracking import TrackerJob, TrackerPosition
+from flatout.schema.tracking import NO_TRACKER, TrackerJob, TrackerPosition, TrackerTarget
 from flatout.schema.units import counted_text
 from flatout.system import clock, tracker_process
 from flatout.system.store import tracker_files
@@ -77,12 +77,15 @@ def _judged(run: Run, folder: RunFolder, position: TrackerPosition) -> TrackerPo
 
 
 def typed_trackers(run: Run) -> tuple[str, ...]:
-    """`--track` of another run that is to be sent where this one was; nothing if it would be."""
+    """Values of `--track` that send another run where this one was sent; none if it would be."""
     sent = [one.target for one in tracker_files.positions(RunFolder(Path(run.folder)))]
+    usual: Sequence[TrackerTarget] = ()
     with contextlib.suppress(FlatoutError):
         usual = tracker_process.requested_trackers((), None)
         if {one.key for one in usual} == {one.key for one in sent}:
             return ()
+    if not sent:
+        return (NO_TRACKER,) if usual else ()
     return tuple(tracker_process.typed_tracker(one) for one in sent)
 
 

@@ -32,8 +32,6 @@ PART_NAMES: dict[Part, str] = {
     "sync": "synchronization", "idle": "idle",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = tuple(PART_NAMES)
-# Of the caches of x86-64, and of most others.
-_LINE_BYTES = 64
 
 
 class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +147,8 @@ OUTSIDE = "(outside of layers)"
 class ProcessorCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the processor counts in a step, of all threads, without the kernel.
 
-    cache_misses: of the last cache before the memory. reasons: field -> why it is None.
+    cache_misses: as the processor's generic event has them: of the last cache on Intel's, of L2 on
+    AMD's, of L1 on Arm's. reasons: field -> why it is None.
     """
 
     cycles: float | None = None
@@ -164,11 +163,6 @@ class ProcessorCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         if not self.cycles or self.instructions is None:
             return None
         return self.instructions / self.cycles
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """What was read from memory, at least: a line of the cache for each miss."""
-        return None if self.cache_misses is None else _LINE_BYTES * self.cache_misses
 
 
 class OperatorProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -371,26 +371,27 @@ def number_bytes(numbers: list[Any], spec: TensorSpec, limits: ServeLimits) -> b
     except OverflowError as error:
         raise _wrong_type(spec, dtype.kind, "numbers outside of its range") from error
     check_finite(array, spec)
-    return array.tobytes()
+    return array.astype(dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 # What `struct` calls the dtypes that most models take.
 _FLOAT_CODES = {"float32": "f", "float64": "d"}
+# Of more, the memory that all of them take on the way matters more than time.
+_MOST_PACKED = 65_536
 
 
 def _packed_floats(numbers: list[Any], spec: TensorSpec) -> bytes | None:
-    """JSON numbers as the data of a tensor of floats, in a fifth of the time that numpy takes.
+    """JSON numbers as the data of a tensor of floats, in less time than numpy takes for few.
 
-    None: they are not numbers, or the tensor cannot hold them. JSON has no NaN and no infinity.
+    None: they are too many, not numbers, or the tensor cannot hold them. JSON has no NaN and no
+    infinity.
     """
     code = _FLOAT_CODES.get(spec.dtype)
-    if code is None:
+    if code is None or len(numbers) > _MOST_PACKED or not set(map(type, numbers)) <= {int, float}:
         return None
     try:
-        # Takes whole numbers, and neither true nor null.
-        floats = msgspec.convert(numbers, list[float])
-        return struct.pack(f"<{len(floats)}{code}", *floats)
-    except (msgspec.ValidationError, OverflowError, struct.error):
+        return struct.pack(f"<{len(numbers)}{code}", *numbers)
+    except (OverflowError, struct.error):
         return None
 
 

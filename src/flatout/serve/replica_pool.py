@@ -126,7 +126,8 @@ class ReplicaPool:
         if found is None:
             return not_measured(self, "the replica that measured has ended")
         if found.finding is not None:
-            return not_measured(self, found.finding.problem)
+            parts = ["the model failed on its example", found.finding.problem.rstrip(".")]
+            return not_measured(self, ": ".join([*parts, *filter(None, [found.finding.because])]))
         if found.batch_s == self.model.batch_s:
             return None
         self.model = msgspec.structs.replace(
@@ -319,7 +320,7 @@ def not_measured(pool: ReplicaPool, because: str) -> BatchesMeasured:
         severity="warning",
         problem="batches could not be measured again after the swap.",
         because=f"{because}; they keep the size that was measured while the old model answered",
-        fixes=(Fix(text="swap again, or start the server with a fixed size: --batch N"),),
+        fixes=(Fix(text="swap again, or start the server with a fixed size: `--batch N`"),),
     )
     limit = pool.times.limit if pool.times is not None else 1
     return BatchesMeasured(model=pool.model, batch_samples=limit, finding=finding)

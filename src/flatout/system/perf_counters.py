@@ -1,4 +1,4 @@
-"""Counts of the processor: Linux' perf events of this process, as far as it may read its own."""
+"""Hardware counters of this process, from Linux perf events, as far as it may read its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Sequence
 
 # The number of perf_event_open.
 _CALLS = {"x86_64": 298, "aarch64": 241}
@@ -37,8 +38,9 @@ class PerfCounters:
         self.reasons: dict[str, str] = {}
         self._files: dict[str, list[int]] = {}
         call = _CALLS.get(platform.machine())
-        if sys.platform != "linux" or call is None:
-            self.reasons = dict.fromkeys(_EVENTS, "it is counted on Linux only")
+        if sys.platform != "linux" or call is None or struct.calcsize("P") != 8:
+            reason = "it is counted on Linux only, with x86-64 or 64-bit Arm"
+            self.reasons = dict.fromkeys(_EVENTS, reason)
             return
         for event in _EVENTS:
             try:
@@ -59,11 +61,26 @@ class PerfCounters:
         counts: dict[str, float] = {}
         for event, files in self._files.items():
             readings = [_READING.unpack(os.read(file, _READING.size)) for file in files]
-            # A thread that has done nothing was not counted for any time.
-            counts[event] = sum(
-                count * wanted / counted for count, wanted, counted in readings if counted
-            )
+            count = scaled(readings)
+            if count is None:
+                self.reasons[event] = "the processor had no counter left for it"
+            else:
+                counts[event] = count
         return counts
+
+
+def scaled(readings: Sequence[tuple[int, int, int]]) -> float | None:
+    """The count of all threads as if each had been counted all the time.
+
+    Args:
+        readings: of each thread, its count, and the times for which one was wanted and made.
+
+    Returns:
+        None: none was counted for any time.
+    """
+    # A thread that did not run was not counted, either.
+    parts = [count * wanted / counted for count, wanted, counted in readings if counted]
+    return sum(parts) if parts else None
 
 
 def _opened(call: int, event: str) -> list[int]:
@@ -103,8 +120,8 @@ def _open(call: int, event: str, thread: int) -> int:
 
 
 def _reason(error: OSError) -> str:
-    if error.errno in (errno.EPERM, errno.EACCES):
+    if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         return "this process may not count it: kernel.perf_event_paranoid, or its container"
     if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
-        return "the processor shows no such counter here, as in most virtual machines"
+        return "the processor shows no such counter here, as in many virtual machines"
     return error.strerror or str(error)

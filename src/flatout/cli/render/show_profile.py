@@ -234,7 +234,8 @@ def memory_lines(report: StepProfile) -> Iterator[str]:
 
 def _memory_curve(use: MemoryUse, peak_bytes: int) -> str:
     """The timeline as bars, each as high as the most in its part of the step."""
-    rest, held = list(reversed(use.timeline)), 0
+    # What is held at the first allocation was held before.
+    rest, held = list(reversed(use.timeline)), use.timeline[0][1]
     end_s, heights = use.timeline[-1][0], list[float]()
     for number in range(1, _CURVE_WIDTH + 1):
         most = held
@@ -271,9 +272,8 @@ def processor_lines(counts: ProcessorCounts, report: StepProfile) -> Iterator[tu
     text = []
     if counts.instructions_per_cycle is not None:
         text.append(f"{counts.instructions_per_cycle:.2f} instructions per cycle")
-    if counts.memory_bytes is not None:
-        rate = bytes_text(counts.memory_bytes / report.mean_step_s)
-        text.append(f"{bytes_text(counts.memory_bytes)} from memory, {rate}/s, at least")
+    if counts.cache_misses is not None:
+        text.append(counted_text(round(counts.cache_misses), "cache miss", "cache misses"))
     if counts.page_faults is not None:
         text.append(counted_text(round(counts.page_faults), "page fault"))
     if text:

@@ -11,8 +11,9 @@ from flatout.errors import FlatoutError
 from flatout.system.clock import elapsed_s
 from flatout.system.store.run_folder import RunFolder, run_paths
 
-# How often they are looked for, or seldomer: looking takes no more than this share of the time.
-LOOK_EVERY_S = 3.0
+# Between looks. If they take more than this share of the time, they are seldomer, up to a limit: a
+# run that begins must be seen soon, even after a disk that did not respond for a while.
+LOOK_EVERY_S, _LONGEST_PAUSE_S = 3.0, 15.0
 _LOOK_SHARE = 0.005
 
 
@@ -43,7 +44,7 @@ class RunFinder:
                 if path not in known and self._has_begun(path)
             ]
         took_s = elapsed_s() - began_s
-        self._next_s = began_s + max(LOOK_EVERY_S, took_s / _LOOK_SHARE)
+        self._next_s = began_s + min(_LONGEST_PAUSE_S, max(LOOK_EVERY_S, took_s / _LOOK_SHARE))
         return found
 
     def _has_begun(self, path: Path) -> bool:
@@ -51,11 +52,14 @@ class RunFinder:
         written_ns = _written_ns(path)
         if self._idle_since.get(path) == written_ns:
             return False
-        with contextlib.suppress(FlatoutError, OSError):
-            if self._is_used(RunFolder(path)):
-                return True
-        self._idle_since[path] = written_ns
-        return False
+        try:
+            is_used = self._is_used(RunFolder(path))
+        except (FlatoutError, OSError):
+            # Not known: it is asked again the next time.
+            return False
+        if not is_used:
+            self._idle_since[path] = written_ns
+        return is_used
 
 
 def _written_ns(path: Path) -> int:
