@@ -118,7 +118,8 @@ def measurements(events: list[ServeEvent]) -> list[BatchesMeasured]:
 
 
 @pytest.mark.parametrize(
-    ("again", "because", "num_restarts"), [("die", "has ended", 1), ("fail", "no longer.", 0)]
+    ("again", "because", "num_restarts"),
+    [("die", "has ended; they", 1), ("fail", "example: no longer; they", 0)],
 )
 def test_batches_that_cannot_be_measured_again_are_reported(
     again: str, because: str, num_restarts: int
