@@ -184,7 +184,7 @@ def test_another_run_is_sent_to_the_same_trackers(
     assert typed_trackers(run) == ()
     for target in (TARGET, TrackerTarget(kind="wandb")):
         TrackerFiles(folder, target).write(TrackerPosition(target=target))
-    again, _ = next_steps(run)[-1]
+    again, _ = next_steps(run, track=typed_trackers(run))[-1]
     assert again.endswith(" --track mlflow:http://127.0.0.1:9 --track wandb")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert typed_trackers(run) == ("mlflow", "wandb")

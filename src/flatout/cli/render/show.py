@@ -252,9 +252,11 @@ def print_plots_begun(folder: Path | None, *, is_error: bool) -> None:
 
 def print_next_steps(console: Console, run: Run, *, is_shown: bool = False) -> None:
     """Prints suggestions for a run; commands are never broken, so that they can be copied."""
-    steps = [
-        (_typeable(command), use) for command, use in wording.next_steps(run, is_shown=is_shown)
-    ]
+    # Only here: most commands that print have no run, and should not wait for what runs import.
+    from flatout.runs.trackers import typed_trackers
+
+    suggested = wording.next_steps(run, is_shown=is_shown, track=typed_trackers(run))
+    steps = [(_typeable(command), use) for command, use in suggested]
     width = max(len(command) for command, _ in steps)
     room = _room(console, _LABEL_WIDTH)
     is_wide = room is None or all(width + 3 + len(use) <= room for _, use in steps)

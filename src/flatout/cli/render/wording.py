@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from flatout.runs.model.listed import RunRemoval
-from flatout.runs.trackers import typed_trackers
 from flatout.schema.environment import SmokeTestResult
 from flatout.schema.experiment_spec import ExperimentSpec, UsedConfig
 from flatout.schema.machine import Machine
@@ -445,22 +444,25 @@ def speed_text(run: Run) -> str:
     )
 
 
-def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
+def next_steps(
+    run: Run, *, is_shown: bool = False, track: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """Suggested commands for a run, by its status, each with its use.
 
-    is_shown: `flatout show` itself is not to be suggested.
+    is_shown: `flatout show` itself is not to be suggested. track: values of `--track` for another
+    run like it.
     """
     show = show_command(run.typed)
-    return [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
+    return [step for step in _next_steps(run, track) if not (is_shown and step[0] == show)]
 
 
-def _next_steps(run: Run) -> list[tuple[str, str]]:
+def _next_steps(run: Run, track: Sequence[str]) -> list[tuple[str, str]]:
     show = (show_command(run.typed), "recipe and metrics")
     if run.status == "running":
         return [(show_command(run.typed, "--follow"), "watch it"),
                 (stop_command(run.typed), "stop it, with a checkpoint")]  # fmt: skip
     if run.status == "failed":
-        return [*_after_failure(run), show]
+        return [*_after_failure(run, track), show]
     if run.status != "finished":
         return [(resume_run(run), "resume it"), show]
     # A schedule that is over would train it longer at a rate of 0.
@@ -470,7 +472,7 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     # In Python a resume takes no `steps`.
     is_known = bool(epochs or (steps and not is_of_notebook(run.header.spec)))
     is_longer = not is_over and is_known
-    luck = _again(run, seed=run.header.spec.seed + 1)
+    luck = _again(run, track, seed=run.header.spec.seed + 1)
     return [
         show,
         *([(longer, "train it longer")] if is_longer else []),
@@ -478,7 +480,7 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _after_failure(run: Run) -> list[tuple[str, str]]:
+def _after_failure(run: Run, track: Sequence[str]) -> list[tuple[str, str]]:
     """The command that continues a failed run: with the unchanged file, if it is not the cause."""
     rule, spec = run.failure.rule if run.failure else None, run.header.spec
     if rule in _NOT_OF_THE_FILE or spec.file is None:
@@ -487,11 +489,11 @@ def _after_failure(run: Run) -> list[tuple[str, str]]:
     if run.checkpoint_step is not None:
         command = resume_run(run, is_changed=True)
         return [(command, f"resume it after fixing {file}")]
-    again = _again(run)
+    again = _again(run, track)
     return [(again, f"try again after fixing {file}")] if again else []
 
 
-def _again(run: Run, *, seed: int | None = None) -> str | None:
+def _again(run: Run, track: Sequence[str], *, seed: int | None = None) -> str | None:
     """The command that makes a run like this one, by another seed or the same."""
     spec = run.header.spec
     if seed is not None:
@@ -501,7 +503,7 @@ def _again(run: Run, *, seed: int | None = None) -> str | None:
     epochs, steps = _length(run) if is_extended else (None, None)
     change = run.change_for_another(sys.executable)
     change = msgspec.structs.replace(change, epochs=epochs, steps=steps)
-    return train_command(spec, change, file=file, track=typed_trackers(run))
+    return train_command(spec, change, file=file, track=track)
 
 
 def _length(run: Run) -> tuple[int | None, int | None]:
