@@ -258,6 +258,7 @@ def real_healthy(minutes: float, *, has_neighbors: bool = True) -> tuple[dict[st
     details = {
         "minutes": round(took_s / 60, 2),
         "num_steps": getattr(newest, "step", None),
+        "recipe": [word for word in recipe if word != "--use"],
         "num_neighbors": len(neighbors),
         "load_average": list(os.getloadavg()),
         "alarms": found,
