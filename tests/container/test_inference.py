@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from support.container_cluster import (
 )
 
 np = pytest.importorskip("numpy", reason="needs numpy, to write pictures")
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow, to write pictures")
 
 RUN = "reader"
 ON = ("--on", "cluster")
@@ -194,26 +195,32 @@ def serving(
         process.wait()
 
 
-def asked(url: str, content: bytes) -> list[str]:
-    """The labels of the pictures in a file, by a server."""
-    headers = {"Content-Type": "application/octet-stream"}
-    request = urllib.request.Request(f"{url}/predict", content, headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        (rows,) = json.load(answer)["predictions"]
-    return [row["label"] for row in rows]
+def asked(url: str, pictures: Sequence[Path]) -> list[str]:
+    """The labels of pictures, by a server."""
+    labels = []
+    for picture in pictures:
+        headers = {"Content-Type": "image/png"}
+        request = urllib.request.Request(f"{url}/predict", picture.read_bytes(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            ((row,),) = json.load(answer)["predictions"]
+        labels.append(row["label"])
+    return labels
 
 
 def test_server_is_one_address_in_front_of_containers(
     cluster: ContainerCluster, docker: Docker
 ) -> None:
-    labels = [label for label, _ in predicted(cluster)]
-    content = (cluster.data / "few.npy").read_bytes()
+    pictures = [cluster.data / f"{number}.png" for number in range(8)]
+    for picture, pixels in zip(pictures, np.load(cluster.data / "few.npy"), strict=True):
+        Image.fromarray(pixels).save(picture)
+    made = cluster.reported("predict", RUN, *map(str, pictures))
+    labels = [one["label"] for one in made["predictions"]]
     is_over = threading.Event()
 
     def client() -> list[list[str]]:
         found = []
         while not is_over.is_set():
-            found.append(asked(url, content))
+            found.append(asked(url, pictures))
         return found
 
     with ThreadPoolExecutor(4) as pool, serving(cluster, 2) as (url, process):
@@ -231,7 +238,7 @@ def test_server_is_one_address_in_front_of_containers(
         finally:
             is_over.set()
         assert all(found == labels for one in clients for found in one.result())
-        assert asked(url, content) == labels
+        assert asked(url, pictures) == labels
     assert started(cluster, docker, "--all") == []
 
 
