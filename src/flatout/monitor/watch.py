@@ -111,7 +111,9 @@ class _SampleLog:
             self._alarms = Alarms(every_s=_LONGEST_PAUSE_S)
         alarms = self._alarms.take(sample, ())
         self.raised += [alarm for alarm in alarms if alarm.state == "raised"]
-        del self.raised[_MOST_ALARMS:]
+        if len(self.raised) > _MOST_ALARMS:
+            del self.raised[_MOST_ALARMS:]
+            self._unread["alarms"] = f"those after the first {_MOST_ALARMS}"
 
     def fail(self, error: Exception) -> None:
         """Notes why samples are missing."""
