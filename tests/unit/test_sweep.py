@@ -254,9 +254,10 @@ def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping, parallel: 
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130
     sweeping.hold.unlink()
-    assert "flatout sweep --resume s" + " --parallel 2" * (parallel - 1) in stderr
+    assert "resume it: flatout sweep --resume s\n" in stderr
     assert [one["status"] for one in sweeping.trials()] == ["interrupted"] * parallel
     assert sweeping.run("--resume", "s").returncode == 0
+    assert json.loads((sweeping.folder / "sweep.json").read_bytes())["parallel"] == parallel
     assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
 
 
@@ -555,7 +556,7 @@ def test_trial_without_a_finite_value_has_failed(tmp_path: Path) -> None:
     from flatout.system.store.sweep_folder import SweepFolder, read_trials
 
     folder = SweepFolder(tmp_path)
-    journal = SweepJournal(folder, HEADER, 1)
+    journal = SweepJournal(folder, HEADER)
     journal.parameters(1)
     line = Validated(at=0.0, step=1, epoch=0, metrics={"loss": None}, is_best=False)
     assert not journal.report(1, line)

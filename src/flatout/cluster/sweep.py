@@ -28,7 +28,7 @@ def sweep(
     pruner: Pruner = "none",
     metric: str | None = None,
     direction: Direction | None = None,
-    parallel: int = 1,
+    parallel: int | None = None,
     use: Mapping[str, Value] | None = None,
     epochs: int | None = None,
     steps: int | None = None,
@@ -55,7 +55,7 @@ def sweep(
         pruner: stops trials that look bad: `none`, `median`, `halving` or `hyperband`.
         metric: what to compare; by default the experiment's `best`.
         direction: `minimize` or `maximize`; by default that of the metric's name.
-        parallel: how many trials at a time.
+        parallel: how many trials at a time; by default one, and on a resume as many as before.
         use: recipe fields by name, with the values to fix.
         epochs, steps: how long each trial trains, instead of the experiment's own length.
         seed: of the sampler, weights and order.
@@ -109,12 +109,11 @@ def _carried_out(request: SweepRequest, *, is_quiet: bool) -> Sweep:
                 print(f"{now.id}: {counted_text(num_left, 'trial')} left{best}", flush=True)
     assert now is not None, "a sweep yields at least its end"
     if interrupts.count:
-        more = f", parallel={request.parallel}" if request.parallel > 1 else ""
         raise RunFailed(
             "sweep-interrupted",
             f"sweep {now.id} was interrupted.",
             because="Ctrl-C was pressed; what has been trained is kept",
-            fix=f'flatout.sweep(resume="{now.id}"{more})',
+            fix=f'flatout.sweep(resume="{now.id}")',
         )
     if plots.can_draw():
         # The sweep is complete without them; `flatout sweep show --plots` says what is wrong.

@@ -111,10 +111,9 @@ def tune_command(spec: ExperimentSpec, change: Change) -> str:
     return command_line([*words, *_where(change, spec.leave_free_bytes)])
 
 
-def resume_sweep_command(sweep: str, parallel: int = 1) -> str:
-    """The command that continues a sweep. parallel: trials at a time, which it does not keep."""
-    words = ["flatout", "sweep", "--resume", sweep]
-    return command_line([*words, *(["--parallel", str(parallel)] if parallel > 1 else [])])
+def resume_sweep_command(sweep: str) -> str:
+    """The command that continues a sweep."""
+    return command_line(["flatout", "sweep", "--resume", sweep])
 
 
 def typed_value(value: Value) -> str:

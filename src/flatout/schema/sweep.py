@@ -56,7 +56,8 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     training: of every trial, with the parameters as they were typed, ranges among them.
     num_trials: None takes the whole grid, else DEFAULT_TRIALS. sampler: None takes `grid` where the
     trials are enough for every combination, else `tpe`. metric, direction: None takes the
-    experiment's `best`, and the direction that its name has. parallel: trials at a time.
+    experiment's `best`, and the direction that its name has. parallel: trials at a time; None takes
+    one, and on a resume as many as before.
     name: of the sweep; None finds a free one. resume: the sweep to continue.
     """
 
@@ -66,7 +67,7 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     pruner: Pruner = "none"
     metric: str | None = None
     direction: Direction | None = None
-    parallel: int = 1
+    parallel: int | None = None
     name: str | None = None
     resume: str | None = None
 
@@ -117,15 +118,16 @@ def _refuse_passwords(trackers: Sequence[str]) -> None:
             )
 
 
-def default_tuning(parallel: int) -> Mode:
+def default_tuning(parallel: int | None) -> Mode:
     """Whether trials search for a recipe; next to another trial a search measures nothing."""
-    return "auto" if parallel == 1 else "off"
+    return "auto" if parallel in (None, 1) else "off"
 
 
 class SweepHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a sweep (`sweep.json`).
 
     training: of every trial, without what the space varies. sha256: of the experiment's file.
+    parallel: trials at a time.
     metric, direction: None until the first trial has reported the experiment's `best`.
     """
 
@@ -138,6 +140,7 @@ class SweepHeader(msgspec.Struct, frozen=True, kw_only=True):
     num_trials: int
     sampler: Sampler
     pruner: Pruner
+    parallel: int = 1
     metric: str | None = None
     direction: Direction | None = None
     format: int = FORMAT

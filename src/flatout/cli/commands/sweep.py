@@ -48,8 +48,9 @@ class _SweepCommand(ExperimentCommand, LazyGroup):
     help="Better values of the metric: smaller or larger.  [default: by its name]",
 )  # fmt: skip
 @click.option(
-    "--parallel", type=click.IntRange(1, 1024), default=1, metavar="N", show_default=True,
-    help="Number of trials at a time; several GPUs are divided among them.",
+    "--parallel", type=click.IntRange(1, 1024), metavar="N",
+    help="Number of trials at a time; several GPUs are divided among them.  "
+         "[default: 1; with --resume, as before]",
 )  # fmt: skip
 @click.option(
     "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe."

@@ -36,7 +36,7 @@ def run(request: SweepRequest, *, is_json: bool) -> int:
         all_text = counted_text(num_trials, "combination")
         show.print_note(f"there are only {all_text}, so not {count_text(num_requested)} trials")
     if interrupts.count:
-        show.print_note(f"resume it: {resume_sweep_command(sweep.id, request.parallel)}")
+        show.print_note(f"resume it: {resume_sweep_command(sweep.id)}")
     for finding in trackers.sweep_findings(sweep):
         show.print_finding(finding)
     return _INTERRUPTED_CODE if interrupts.count else 0

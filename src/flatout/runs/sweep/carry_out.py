@@ -69,12 +69,12 @@ def carry_out(
     request.check()
     folder = sweep_folder.find_sweep(request.resume) if request.resume is not None else None
     header = _planned(request) if folder is None else _reopened(request, folder)
-    gpus = gpu_shares(header.training, request.parallel)
+    gpus = gpu_shares(header.training, header.parallel)
     folder = folder or sweep_folder.new_sweep(header.id)
     journal = None
     try:
         with folder.locked():
-            journal = SweepJournal(folder, header, request.parallel)
+            journal = SweepJournal(folder, header)
             yield from _Loop(journal, gpus, begin, interrupts).run()
     except UsageError as error:
         if request.resume is None and journal is not None:
@@ -127,6 +127,7 @@ def _planned(request: SweepRequest) -> SweepHeader:
         num_trials=num_trials,
         sampler=sampler,
         pruner=request.pruner,
+        parallel=request.parallel or 1,
         metric=metric,
         direction=direction if metric is None else direction_of(metric, direction),
     )
@@ -159,6 +160,8 @@ def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
         if header.sampler == "grid":
             num_trials = min(num_trials, len(grid(header.space)))
         header = msgspec.structs.replace(header, num_trials=num_trials)
+    if request.parallel is not None:
+        header = msgspec.structs.replace(header, parallel=request.parallel)
     return header
 
 

@@ -29,14 +29,14 @@ from flatout.system.store.sweep_folder import SweepFolder
 class SweepJournal:
     """A sweep that is being carried out; its lock must be held.
 
-    header: as it is now. trials: by number, as they stand. parallel: how many at a time.
+    header: as it is now. trials: by number, as they stand.
     """
 
-    def __init__(self, folder: SweepFolder, header: SweepHeader, parallel: int) -> None:
+    def __init__(self, folder: SweepFolder, header: SweepHeader) -> None:
         self.header = header
         self.trials = result.trials_of(folder, header)
-        self._folder, self._parallel = folder, parallel
-        self._proposals = Proposals(header, self.trials.values(), parallel)
+        self._folder = folder
+        self._proposals = Proposals(header, self.trials.values())
         # Of the trials that have not ended: the metric by step.
         self._reports: dict[int, dict[int, float | None]] = {}
         atomic_files.write_json(folder.header, header)
@@ -133,7 +133,7 @@ class SweepJournal:
             finding=finding,
         )
         self._write(self._proposals.tell(ended))
-        result.refuse_equal_failures(self.header, self.trials.values(), self._parallel)
+        result.refuse_equal_failures(self.header, self.trials.values())
 
     def show(
         self,

@@ -33,19 +33,15 @@ class Proposals:
     Args:
         header: of the sweep; replaced once its metric is known.
         trials: by number; those that have not ended can be reported again.
-        parallel: how many run at a time.
 
     Raises:
         UsageError: optuna-not-installed, bad-sweep-range.
     """
 
-    def __init__(
-        self, header: SweepHeader, trials: Iterable[SweepTrial], parallel: int = 1
-    ) -> None:
+    def __init__(self, header: SweepHeader, trials: Iterable[SweepTrial]) -> None:
         # Only here: it loads numpy and SQLAlchemy, which nothing but a sweep needs.
         self._optuna = load_package("optuna-not-installed", "a sweep", "optuna", extra="sweep")
         self.header = header
-        self._parallel = parallel
         self._grid = grid(header.space) if header.sampler == "grid" else []
         with _quiet(self._optuna):
             # Optuna lowers a bound that no step reaches, with a warning.
@@ -131,7 +127,7 @@ class Proposals:
         samplers = self._optuna.samplers
         seed = zlib.crc32(f"{self.header.training.seed or 0}/{number}".encode())
         if self.header.sampler == "tpe":
-            return samplers.TPESampler(seed=seed, constant_liar=self._parallel > 1)
+            return samplers.TPESampler(seed=seed, constant_liar=self.header.parallel > 1)
         return samplers.RandomSampler(seed=seed)
 
     def _pruner(self) -> Any:

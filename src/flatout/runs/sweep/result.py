@@ -122,8 +122,8 @@ def best_value(header: SweepHeader, values: Iterable[float | None]) -> float | N
     return min((value for value in values if value is not None), key=header.cost, default=None)
 
 
-def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial], parallel: int) -> None:
-    """Ends a sweep whose first trials have failed the same way. parallel: trials at a time.
+def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial]) -> None:
+    """Ends a sweep whose first trials have failed the same way.
 
     Raises:
         RunFailed: sweep-trials-fail.
@@ -135,7 +135,7 @@ def refuse_equal_failures(header: SweepHeader, trials: Iterable[SweepTrial], par
         return
     run = run_of(header, ended[-1].trial).path
     look = show_command(run.name) if run.exists() else f"flatout explain {last.rule}"
-    resume = resume_sweep_command(header.id, parallel)
+    resume = resume_sweep_command(header.id)
     raise RunFailed(
         "sweep-trials-fail",
         f"the first {_FAILING_ALIKE} trials of {header.id} failed the same way.",

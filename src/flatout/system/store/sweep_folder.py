@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import RunFailed, UsageError, nearest
-from flatout.schema.suggested_command import command_line
+from flatout.schema.suggested_command import command_line, resume_sweep_command
 from flatout.schema.sweep import FORMAT, SweepHeader, SweepTrial
 from flatout.system import atomic_files
 from flatout.system.paths import sweeps_folder
@@ -71,7 +71,7 @@ def new_sweep(sweep_id: str) -> SweepFolder:
     folder = SweepFolder(sweeps_folder() / sweep_id)
     with atomic_files.mapped_os_errors(folder.path):
         if folder.header.exists():
-            resume = command_line(["flatout", "sweep", "--resume", sweep_id])
+            resume = resume_sweep_command(sweep_id)
             raise UsageError(
                 "sweep-exists",
                 f"a sweep named `{sweep_id}` already exists.",
