@@ -44,7 +44,7 @@ from flatout.schema.workloads import WORKLOADS, MeasuredSize, measured_size
 from flatout.system.clock import now_s, sleep_s
 from flatout.system.rapl import RaplCounter
 from flatout.system.store import datasets, recipe_cache
-from flatout.tune.cache import SEARCH_VERSION, cache_key
+from flatout.tune.cache import cache_key, search_identity
 
 CPU = torch.device("cpu")
 SHORT_MLP = MeasuredSize(workload="mlp", text="", parameters={}, batch_size=64, num_steps=4)
@@ -307,9 +307,7 @@ def test_recipe_without_a_search_is_the_defaults() -> None:
 def test_recipe_that_is_stored_is_taken() -> None:
     experiment = workload_experiment(SHORT_MLP).experiment
     builder = CandidateBuilder(TuningTask(experiment=experiment, device_name="cpu"))
-    identity = {
-        **builder.identity("default"), "has_processes": True, "search": SEARCH_VERSION,
-    }  # fmt: skip
+    identity = search_identity(builder.identity, "default", has_processes=True)
     gain = Interval(middle=2.0, low=1.9, high=2.1)
     changes = {"optimizer_implementation": "fused", "data_path": "sliced"}
     rungs = [

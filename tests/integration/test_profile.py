@@ -19,6 +19,7 @@ import torch
 from support.busy_machine import first_good
 from torch import Tensor, nn
 
+from flatout.cli.render.show_profile import View, print_profile
 from flatout.engine.profile.data_probes import cut, data_probes, padding_of, repeated
 from flatout.engine.profile.events import profile_report
 from flatout.engine.profile.lines import LineSampler
@@ -28,15 +29,22 @@ from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.steps import built_for, session_of
 from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
+from flatout.engine.profile.worker import profile as profile_here
+from flatout.engine.profile.worker import usable_changes
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.session.session import process_settings
+from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.errors import RunFailed, UsageError
 from flatout.monitor.advice import advice_for
 from flatout.runs.profile import ProfileCommand, profile
 from flatout.runs.start import specify
+from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.profile_protocol import ProfileRequest
 from flatout.schema.step_profile import MODEL_ALONE, StepProfile
 from flatout.schema.train_request import TrainRequest
+from flatout.schema.tuning import Decision, Interval, Known, Rung
+from flatout.system.store import recipe_cache
+from flatout.tune.cache import cache_key, search_identity
 
 EXPERIMENT = """
 import torch
@@ -104,6 +112,16 @@ def command_of(experiment: str, *, is_proved: bool = False, **options: Any) -> S
     found = list(profile(command))[-1]
     assert isinstance(found, StepProfile)
     return found
+
+
+def profiled_here(experiment: str, **options: Any) -> StepProfile:
+    """The profile without the limits of this machine, by this process."""
+    spec = specify(TrainRequest(experiment=experiment, device="cpu", **options))
+    found: list[Any] = []
+    profile_here(ProfileRequest(spec=spec, num_steps=3), found.append)
+    report = found[-1].profile
+    assert isinstance(report, StepProfile)
+    return report
 
 
 def check(report: StepProfile) -> None:
@@ -289,6 +307,81 @@ def test_proof_measures_a_recipe_field(monkeypatch: pytest.MonkeyPatch) -> None:
     found = next(one for one in report.advice if one.id == "small-micro-batch")
     assert found.measured is not None
     assert found.measured.middle > 1.5
+
+
+def keep_search(experiment: str, changes: dict[str, Any]) -> None:
+    """Keeps what a search of `flatout train` could have found."""
+    spec = specify(TrainRequest(experiment=experiment, device="cpu"))
+    loaded = load_experiment(spec)
+    builder = CandidateBuilder(TuningTask(experiment=loaded, device_name="cpu", fixed=spec.fixed))
+    facts = search_identity(builder.identity, "default", has_processes=True)
+    gain = Interval(middle=1.5, low=1.4, high=1.6)
+    rungs = (
+        Rung(name="plain loop", changes={}, samples_per_s=1.0),
+        Rung(name="flatout's defaults", changes={}, samples_per_s=1.0),
+        Rung(name="found", changes=changes, samples_per_s=1.5, gain=gain),
+    )
+    decision = Decision(
+        changes=changes, rungs=rungs, lost=(), refused=(), skipped=(), speedup=gain, why="it is",
+        search_s=1.0,
+    )  # fmt: skip
+    known = Known(identity=facts, decided_at=0.0, is_thorough=True, decision=decision)
+    recipe_cache.keep(cache_key(facts), known)
+
+
+def test_profile_is_of_the_recipe_that_a_search_has_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = written(tmp_path)
+    assert profiled_here(experiment).tuned == {}
+    keep_search(experiment, {"micro_batch_size": 4})
+    report = profiled_here(experiment)
+    assert report.tuned == {"micro_batch_size": 4}
+    assert report.recipe["micro_batch_size"] == 4
+    print_profile(report, View())
+    assert "found it for flatout train: micro_batch_size=4" in capsys.readouterr().out
+    # It was searched without that.
+    assert profiled_here(experiment, uses=("nonfinite_loss=skip",)).tuned == {}
+
+
+@pytest.mark.parametrize(("pause_s", "is_left_out"), [(0.0, False), (0.03, True)])
+def test_samples_that_take_long_to_read_are_not_kept_for_a_profile(
+    pause_s: float, is_left_out: bool
+) -> None:
+    class Slow(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2000
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(pause_s)
+            return index
+
+    found = {"data_path": "cached", "loader_workers": 2, "precision": "bf16"}
+    left, reason = usable_changes(found, Slow())
+    if is_left_out:
+        assert left == {"precision": "bf16"}
+        assert reason is not None and "2,000 samples" in reason
+    else:
+        assert (left, reason) == (found, None)
+
+
+def test_proof_of_a_change_is_on_top_of_what_a_search_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = written(tmp_path)
+    # As many as this process has, whose search it is.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    keep_search(experiment, {"micro_batch_size": 4})
+    compared: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def measure(python: str, spec: ExperimentSpec, changes: dict[str, Any]) -> Interval:
+        compared.append((spec.fixed, changes))
+        return Interval(middle=2.0, low=1.9, high=2.1)
+
+    monkeypatch.setattr("flatout.runs.profile.measured_speedup", measure)
+    report = command_of(experiment, is_proved=True)
+    assert any(one.measured is not None for one in report.advice)
+    assert [fixed["micro_batch_size"] for fixed, _ in compared] == [4] * len(compared)
 
 
 def test_layers_have_their_names_and_the_backward_pass() -> None:

@@ -37,7 +37,7 @@ from flatout.schema.tuning import (
 )
 from flatout.system import atomic_files
 from flatout.system.store import recipe_cache
-from flatout.tune.cache import SEARCH_VERSION, cache_key
+from flatout.tune.cache import cache_key, search_identity
 
 WIDTH = 256
 
@@ -322,10 +322,7 @@ def search_of(lines: list[Any], budget_s: float | None = None, **changes: Any) -
 def kept(changes: dict[str, Any], **others: Any) -> Path:
     """A decision of before for this experiment: that a recipe was twice as fast, or as given."""
     trials = Trials(TuningTask(experiment=experiment()))
-    identity = {
-        **trials.builder.identity("default"), "has_processes": False,
-        "search": SEARCH_VERSION,
-    }  # fmt: skip
+    identity = search_identity(trials.builder.identity, "default", has_processes=False)
     gain = Interval(middle=2.0, low=1.9, high=2.1)
     defaults = trials.builder.setting.defaults
     fields: dict[str, Any] = {
@@ -407,7 +404,7 @@ def test_what_was_found_beside_others_is_measured_again_when_they_are_gone(
 def test_what_an_older_flatout_has_kept_is_not_found() -> None:
     """It may say that a plain loop stays, which is slower than the defaults."""
     trials = Trials(TuningTask(experiment=experiment()))
-    identity = {**trials.builder.identity("default"), "has_processes": False}
+    identity = {**trials.builder.identity, "numerics": "default", "has_processes": False}
     folder = recipe_cache.recipes_folder()
     folder.mkdir(parents=True)
     old = {"identity": {}, "decided_at": 0.0, "is_thorough": True, "decision": {"is_plain": True}}

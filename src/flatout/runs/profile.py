@@ -93,6 +93,8 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
     report = _with_limits(_with_parameters(report, spec), machine)
     report = msgspec.structs.replace(report, advice=advice_for(report))
     if command.is_proved:
+        # With a change more, no search is known: the processes are given what it has found.
+        spec = msgspec.structs.replace(spec, fixed=spec.fixed | report.tuned)
         proved: list[Advice] = []
         for number, advice in enumerate(report.advice):
             done = scale + (1 - scale) * number / len(report.advice)

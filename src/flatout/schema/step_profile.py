@@ -256,7 +256,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     profiled_step_s: mean of the num_profiled steps with it; overhead: that over the mean of step_s.
     sampled_step_s: mean step while the lines were sampled; None where they were not.
     samples_per_step: mean; None where no one knows. recipe: fields with their values; empty for a
-    script. settings: what else was chosen, in words.
+    script. tuned: those of them that a search has found before, as `flatout train` takes them up.
+    settings: what else was chosen, in words.
     phases_s: of data, copy, forward, backward and optimizer, by flatout's own clock in plain
     steps; empty where they are not known, as on a GPU.
     operators, kernels, layers: every row, the largest self time first. lines: likewise.
@@ -290,6 +291,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     traits: StepTraits = StepTraits()
     probes: tuple[OperatorProbe, ...] = ()
     recipe: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}
     settings: dict[str, str] = {}
     unread: dict[str, str] = {}
     load: Load | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.schema.tuning import Interval, Known, TuneRequest
+from flatout.schema.tuning import Interval, Known, Numerics, TuneRequest
 
 # A probe that differs by more than this from what was found means that something has changed.
 _MOST_DRIFT = 0.10
@@ -17,6 +17,21 @@ _MOST_DRIFT = 0.10
 # Of what is kept, and of the rules by which it was decided: what an older flatout has kept may be
 # slower than the defaults, and does not hold any more.
 SEARCH_VERSION = 3
+
+
+def search_identity(
+    identity: dict[str, Any], numerics: Numerics, *, has_processes: bool
+) -> dict[str, Any]:
+    """All that must be equal for what a search has found to hold.
+
+    Args:
+        identity: model, data, device and versions, as facts by name.
+        has_processes: its candidates were measured in processes of their own.
+    """
+    return {
+        **identity, "numerics": numerics, "has_processes": has_processes,
+        "search": SEARCH_VERSION,
+    }  # fmt: skip
 
 
 def cache_key(identity: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from flatout.schema.step_profile import (
     RoofUse,
     StepProfile,
 )
+from flatout.schema.suggested_command import typed_value
 from flatout.schema.units import (
     bytes_text,
     counted_text,
@@ -97,6 +98,11 @@ def _head(report: StepProfile) -> Iterator[tuple[str, str]]:
     if report.samples_per_step is not None:
         step.append(f"{report.samples_per_step:.4g} {report.unit} a step")
     yield "step", wording.DOT.join(step)
+    if report.tuned:
+        fields = " ".join(f"{name}={typed_value(value)}" for name, value in report.tuned.items())
+        yield "recipe", f"as a search has found it for flatout train: {fields}"
+    if "tuned" in report.unread:
+        yield "" if report.tuned else "recipe", report.unread["tuned"]
     measured = [
         f"{counted_text(len(report.step_s), 'step')} without a profiler",
         f"{report.num_profiled:,} with it, which took x{report.overhead:.2f}",

@@ -14,7 +14,7 @@ from flatout.schema.run_protocol import RecipeChosen, RecipeRequest
 from flatout.schema.tuning import Decision, Rung
 from flatout.schema.units import rate_text, seconds_text
 from flatout.system.store import recipe_cache
-from flatout.tune.cache import SEARCH_VERSION, cache_key
+from flatout.tune.cache import cache_key, search_identity
 from flatout.tune.candidates import base_candidate
 from flatout.tune.compiling import for_steps
 
@@ -53,10 +53,8 @@ def _identities(builder: CandidateBuilder, request: RecipeRequest) -> Iterator[d
     device = {"device": request.device}
     for has_processes in (True, False):
         for fixed in ({**request.fixed, **device}, request.fixed):
-            yield {
-                **builder.identity("default"), "fixed": fixed, "has_processes": has_processes,
-                "search": SEARCH_VERSION,
-            }  # fmt: skip
+            facts = {**builder.identity, "fixed": fixed}
+            yield search_identity(facts, "default", has_processes=has_processes)
 
 
 def _num_steps(builder: CandidateBuilder) -> int | None:

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from flatout.engine.runtime.fast_import import import_quickly
 
 if __name__ == "__main__":
@@ -19,6 +21,7 @@ from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.session.session import process_settings
+from flatout.engine.tuner.stored_recipe import stored_changes
 from flatout.schema.finding import finding_from, internal_error
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.profile_protocol import (
@@ -30,9 +33,14 @@ from flatout.schema.profile_protocol import (
     StepBlock,
     StepProfiled,
 )
+from flatout.schema.units import counted_text, seconds_text
 from flatout.system.clock import elapsed_s
 from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
+
+# Longer than everything else that a profile does.
+_LONGEST_READING_S = 20.0
+_NUM_READ = 8
 
 
 def main() -> int:
@@ -64,13 +72,48 @@ def profile(request: ProfileRequest, write: Callable[[Any], None]) -> None:
     """
     experiment = load_experiment(request.spec)
     built, recipe, warnings = built_for(experiment, request.spec)
+    tuned, reason = usable_changes(stored_changes(built, request.spec.fixed), built.train_data)
+    if tuned:
+        fixed = request.spec.fixed | tuned
+        changed = msgspec.structs.replace(request.spec, fixed=fixed)
+        # Its memory is for the other one.
+        del built, recipe
+        built, recipe, warnings = built_for(experiment, changed)
     with process_settings(recipe):
         session = session_of(built, recipe)
         try:
-            profiler = Profiler(session, request, write, warnings)
-            write(StepProfiled(profile=profiler.report()))
+            report = Profiler(session, request, write, warnings).report()
+            unread = report.unread | ({"tuned": reason} if reason else {})
+            report = msgspec.structs.replace(report, tuned=tuned, unread=unread)
+            write(StepProfiled(profile=report))
         finally:
             session.close()
+
+
+def usable_changes(changes: dict[str, Any], data: Any) -> tuple[dict[str, Any], str | None]:
+    """What a profile takes up of a recipe, and why not all of it.
+
+    data: for training. A profile would read all samples that a training keeps, before it begins.
+    """
+    if changes.get("data_path") != "cached":
+        return changes, None
+    num_samples, num_read = len(data), min(_NUM_READ, len(data))
+    began_s = elapsed_s()
+    for number in range(num_read):
+        data[number]
+    reading_s = (elapsed_s() - began_s) / max(1, num_read) * num_samples
+    if reading_s <= _LONGEST_READING_S:
+        return changes, None
+    left = {
+        name: value
+        for name, value in changes.items()
+        if name != "data_path" and not name.startswith("loader_")
+    }
+    samples = counted_text(num_samples, "sample")
+    return left, (
+        f"data_path=cached is left out, since to read {samples} takes {seconds_text(reading_s)}:"
+        " data is read as in the first epoch"
+    )
 
 
 def make_blocks(request: BlocksRequest, stdio: JsonStdio) -> None:

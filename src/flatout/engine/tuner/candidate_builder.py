@@ -45,7 +45,7 @@ from flatout.engine.tuner.baseline_loop import BaselineLoop
 from flatout.engine.tuner.cache_key import identity
 from flatout.engine.tuner.data_subset import CacheSubset
 from flatout.schema.recipe import Choice, Compiled, Recipe, check_field, recipe_fields
-from flatout.schema.tuning import Numerics, Setting
+from flatout.schema.tuning import Setting
 from flatout.tune.candidates import plain_changes
 from flatout.tune.compiling import FIELDS as COMPILED_FIELDS
 from flatout.tune.memory import ReservedMemory
@@ -77,6 +77,8 @@ class TuningTask:
 class CandidateBuilder:
     """Builds the candidates of one task, one after another.
 
+    identity: the facts that must be equal for what is found to hold another time.
+
     Args:
         subject: what is tuned.
     """
@@ -90,7 +92,7 @@ class CandidateBuilder:
         self._facts = first.facts
         self.device = first.device
         self.train_data = first.train_data
-        self._identity = identity(first, subject.fixed)
+        self.identity = identity(first, subject.fixed)
         self.setting = msgspec.structs.replace(self.setting, defaults=self._defaults())
         # Report unsupported fixed settings before anything is measured.
         _check(self.plain_recipe(), first)
@@ -109,10 +111,6 @@ class CandidateBuilder:
             if subject.fixed.get("data_path") == "cached":
                 # What cannot be kept is refused before anything is measured.
                 _ = self.cache_subset.caching
-
-    def identity(self, numerics: Numerics) -> dict[str, Any]:
-        """The facts that must be equal for a decision to hold another time."""
-        return {**self._identity, "numerics": numerics}
 
     def plain(self, *, is_of_part: bool = False, timer: StepTimer | None = None) -> TimedLoop:
         """The plain loop; see `session` for is_of_part, and `contestant` for timer."""

@@ -50,7 +50,7 @@ from flatout.system.free_memory import free_memory_bytes
 from flatout.system.load import LoadWatch
 from flatout.system.store import recipe_cache
 from flatout.tune.budget import budget_of, full_s, is_too_short
-from flatout.tune.cache import SEARCH_VERSION, cache_key, is_of_use, still_holds
+from flatout.tune.cache import cache_key, is_of_use, search_identity, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.compiled_trials import left_to_compile
 from flatout.tune.compiling import for_steps, uncompiled
@@ -118,10 +118,9 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     start_s = search.load_s + elapsed_s() - began_s
     # What fresh processes have confirmed is more than what was seen in one.
     has_processes = search.folder is not None
-    identity = {
-        **trials.builder.identity(search.options.numerics), "has_processes": has_processes,
-        "search": SEARCH_VERSION,
-    }  # fmt: skip
+    identity = search_identity(
+        trials.builder.identity, search.options.numerics, has_processes=has_processes
+    )
     key = cache_key(identity)
     known = recipe_cache.recall(key)
     if (
