@@ -22,7 +22,7 @@ from flatout.engine import load
 from flatout.engine.predict.worker import ReplyWriter, handle
 from flatout.errors import UsageError
 from flatout.experiments import charlm
-from flatout.experiments._pictures import read_idx, read_pictures
+from flatout.experiments._pictures import decode_pictures, read_idx, read_pictures
 from flatout.experiments.digits import read_digits
 from flatout.schema.predict_protocol import (
     AnyReply,
@@ -222,6 +222,11 @@ def test_pictures_are_written_to_a_folder(run_of: Callable[..., RunFolder], tmp_
     with pytest.raises(UsageError) as refused:
         ask(folder, tmp_path / "one.png", output=str(tmp_path))
     assert refused.value.rule == "output-is-an-input"
+
+
+def test_what_is_no_image_is_named_without_an_address_of_memory() -> None:
+    with pytest.raises(ValueError, match="^it is not an image file$"):
+        decode_pictures(b"\x93NUMPY", 8)
 
 
 def test_idx_files_are_read_with_and_without_gzip(tmp_path: Path) -> None:

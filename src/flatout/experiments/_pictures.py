@@ -97,7 +97,12 @@ def _read_npy(path: Path) -> Tensor:
 
 def _read_image(source: Path | BinaryIO, num_pixels: int) -> Tensor:
     library = _pillow()
-    with library.open(source) as image:
+    try:
+        image = library.open(source)
+    except library.UnidentifiedImageError:
+        # Pillow's message contains a memory address.
+        raise ValueError("it is not an image file") from None
+    with image:
         # Known before it is unpacked: a small file can hold a picture that fills the memory.
         if image.width * image.height > _MOST_PIXELS:
             raise ValueError(f"it has {image.width} x {image.height} pixels")
