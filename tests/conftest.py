@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +22,8 @@ settings.load_profile("house")
 # process that a test starts would inherit that; what is handled here is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# It is set in many containers. Each process that a test starts would compile all modules of torch
+# again, which takes longer than to run them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
