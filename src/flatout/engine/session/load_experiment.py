@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -113,9 +114,20 @@ def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     if spec.sha256 is not None and sha256 != spec.sha256:
         raise experiment_changed(path)
+    _forget_compiled(path)
     if copy_of is not None and copy_of != spec.file:
         return _import_copy(path, copy_of)
     return _import_by_name(path)
+
+
+def _forget_compiled(path: Path) -> None:
+    """Removes what Python has compiled of a file, so that the text that the run keeps is trained.
+
+    Python takes a file for unchanged if size and second are the same, as of two variants from one
+    archive or checkout that are copied to the same name.
+    """
+    with contextlib.suppress(OSError, NotImplementedError):
+        Path(importlib.util.cache_from_source(path)).unlink()
 
 
 def _import_copy(path: Path, copy_of: str) -> ModuleType:
