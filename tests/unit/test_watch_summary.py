@@ -12,6 +12,8 @@ import pytest
 from flatout.cli.render.show_watch import live_text
 from flatout.monitor.time_outside import Totals, cpus_between, interval_s, program_stem
 from flatout.monitor.watch import WatchTick, _SampleLog
+from flatout.schema.alarm import Alarm
+from flatout.schema.finding import Finding
 from flatout.schema.machine_sample import GpuSample, HostSample, MachineSample
 from flatout.schema.watched import ProcessTreeSample, WatchSample
 from flatout.system.disk_wait import parse_pressure
@@ -85,6 +87,23 @@ def test_an_alarm_is_kept_once_although_samples_are_rare(tmp_path: Path) -> None
     raised = [(alarm.at, alarm.subject, alarm.finding.rule) for alarm in log.raised]
     assert raised == [(20.0, "GPU 0", "gpu-thermal-throttle")]
     assert unread == {}
+
+
+def test_alarms_beyond_the_first_are_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = Finding(rule="gpu-xid", severity="error", problem="Xid 13.")
+    alarm = Alarm(at=0.0, state="raised", subject="GPU 0", finding=finding)
+    monkeypatch.setattr("flatout.monitor.alarms.Alarms.take", lambda *_: [alarm] * 8)
+    unread: dict[str, str] = {}
+    log = _SampleLog(tmp_path / "samples.jsonl", unread)
+    for at in (0.0, 10.0):
+        log.taken(sampler_of_a_hot_gpu(at), None)
+    assert (len(log.raised), unread) == (16, {})
+    for at in (20.0, 30.0):
+        log.taken(sampler_of_a_hot_gpu(at), None)
+    assert len(log.raised) == 20
+    assert unread == {"alarms": "those after the first 20"}
 
 
 def test_live_line_names_what_there_is() -> None:
