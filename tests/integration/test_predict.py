@@ -224,7 +224,7 @@ def test_pictures_are_written_to_a_folder(run_of: Callable[..., RunFolder], tmp_
     assert refused.value.rule == "output-is-an-input"
 
 
-def test_what_is_no_image_is_named_without_an_address_of_memory() -> None:
+def test_error_for_a_file_that_is_not_an_image_has_no_memory_address() -> None:
     with pytest.raises(ValueError, match="^it is not an image file$"):
         decode_pictures(b"\x93NUMPY", 8)
 

@@ -30,20 +30,25 @@ from flatout.engine.profile.split import MeasuredSteps
 from flatout.engine.profile.steps import built_for, session_of
 from flatout.engine.profile.trace import BEGIN, mark, recorded_layers, trace_events
 from flatout.engine.profile.worker import profile as profile_here
-from flatout.engine.profile.worker import usable_changes
+from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.session.load_experiment import load_experiment
 from flatout.engine.session.session import process_settings
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.errors import RunFailed, UsageError
 from flatout.monitor.advice import advice_for
 from flatout.runs.profile import ProfileCommand, profile
 from flatout.runs.start import specify
+from flatout.schema.change import Change
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.profile_protocol import ProfileRequest
+from flatout.schema.run import RunHeader
 from flatout.schema.step_profile import MODEL_ALONE, StepProfile
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.tuning import Decision, Interval, Known, Rung
 from flatout.system.store import recipe_cache
+from flatout.system.store.run_folder import create_run
 from flatout.tune.cache import cache_key, search_identity
 
 EXPERIMENT = """
@@ -70,6 +75,29 @@ def experiment(batch_size: int = 16):
         model=lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         {step}, train_data={data}, batch_size=batch_size, epochs=1,
+    )
+"""
+SLOW = """
+import time
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+import flatout
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, index):
+        time.sleep(PAUSE_S)
+        return torch.full((8,), float(index)), torch.ones(1)
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(8, 1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        loss=lambda model, batch: mse_loss(model(batch[0]), batch[1]), train_data=Slow,
+        batch_size=16, epochs=1,
     )
 """
 TENSORS = "lambda: (torch.randn(256, 8), torch.ones(256, 1))"
@@ -339,30 +367,63 @@ def test_profile_is_of_the_recipe_that_a_search_has_found(
     assert report.tuned == {"micro_batch_size": 4}
     assert report.recipe["micro_batch_size"] == 4
     print_profile(report, View())
-    assert "found it for flatout train: micro_batch_size=4" in capsys.readouterr().out
+    assert "found by a search: micro_batch_size=4" in capsys.readouterr().out
     # It was searched without that.
     assert profiled_here(experiment, uses=("nonfinite_loss=skip",)).tuned == {}
 
 
 @pytest.mark.parametrize(("pause_s", "is_left_out"), [(0.0, False), (0.03, True)])
 def test_samples_that_take_long_to_read_are_not_kept_for_a_profile(
-    pause_s: float, is_left_out: bool
+    tmp_path: Path, pause_s: float, is_left_out: bool
 ) -> None:
-    class Slow(torch.utils.data.Dataset[int]):
-        def __len__(self) -> int:
-            return 2000
-
-        def __getitem__(self, index: int) -> int:
-            time.sleep(pause_s)
-            return index
-
-    found = {"data_path": "cached", "loader_workers": 2, "precision": "bf16"}
-    left, reason = usable_changes(found, Slow())
+    experiment = tmp_path / f"slow_{is_left_out}.py"
+    experiment.write_text(SLOW.replace("PAUSE_S", str(pause_s)))
+    keep_search(str(experiment), {"data_path": "cached", "loader_workers": 1})
+    report = profiled_here(str(experiment))
+    # The training's own workers read in the first epoch.
+    assert report.recipe["loader_workers"] == 1
+    assert (report.recipe["data_path"] != "cached") is is_left_out
     if is_left_out:
-        assert left == {"precision": "bf16"}
-        assert reason is not None and "2,000 samples" in reason
+        assert report.tuned == {"loader_workers": 1}
+        assert report.not_tuned is not None and "reading 2,000 samples" in report.not_tuned
+        assert report.traits.not_cached == report.not_tuned
     else:
-        assert (left, reason) == (found, None)
+        assert report.tuned == {"data_path": "cached", "loader_workers": 1}
+        assert report.not_tuned is None
+
+
+def test_recipe_that_does_not_work_any_more_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = written(tmp_path)
+    keep_search(experiment, {"micro_batch_size": 4})
+
+    def refused(built: Any, recipe: Any) -> Any:
+        if recipe.micro_batch_size.value == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return session_of(built, recipe)
+
+    monkeypatch.setattr("flatout.engine.profile.worker.session_of", refused)
+    report = profiled_here(experiment)
+    assert report.tuned == {}
+    assert report.recipe["micro_batch_size"] == 16
+    assert report.not_tuned is not None and report.not_tuned.endswith(
+        "not enough memory for this step."
+    )
+
+
+def test_training_and_profile_look_for_the_same_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = written(tmp_path)
+    keys: list[str] = []
+    monkeypatch.setattr(recipe_cache, "recall", keys.append)
+    spec = specify(TrainRequest(experiment=experiment, device="cpu", tune="auto"))
+    loaded = load_experiment(spec)
+    header = RunHeader(id="a", created_at=0.0, flatout_version="0", python="", spec=spec)
+    train_in(TrainTask(create_run(header), spec, Change(), StopRequest()), lambda: loaded)
+    profiled_here(experiment)
+    assert len(keys) == 2 and len(set(keys)) == 1
 
 
 def test_proof_of_a_change_is_on_top_of_what_a_search_has_found(

@@ -223,7 +223,7 @@ def test_plain_name(name: str, plain: str) -> None:
     ],
 )
 def test_next_steps_fit_how_a_run_stands(status: str, first: str) -> None:
-    (command, _), *_ = wording.next_steps(run(status=status))
+    (command, _), *_ = wording.next_steps(run(status=status), track=())
     assert command == first
 
 

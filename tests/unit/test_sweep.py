@@ -247,18 +247,21 @@ def test_worker_that_is_killed_is_replaced(sweeping: Sweeping) -> None:
 def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping, parallel: int) -> None:
     if sys.platform == "win32":
         pytest.skip("a process without a console gets no Ctrl-C")
-    request = ("-s", "size=1,2", *sweeping.holding(), "--sampler", "grid", "--name", "s")
+    request = ("-s", "size=1,2,3,4", *sweeping.holding(), "--sampler", "grid", "--name", "s")
     process = sweeping.cli.start(*sweeping.words(*request, "--parallel", str(parallel)))
     wait_until(lambda: (sweeping.cli.runs / f"s-00{parallel}" / "metrics.jsonl").exists())
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130
-    sweeping.hold.unlink()
     assert "resume it: flatout sweep --resume s\n" in stderr
     assert [one["status"] for one in sweeping.trials()] == ["interrupted"] * parallel
-    assert sweeping.run("--resume", "s").returncode == 0
-    assert json.loads((sweeping.folder / "sweep.json").read_bytes())["parallel"] == parallel
-    assert [one["status"] for one in sweeping.trials()] == ["finished", "finished"]
+    process = sweeping.cli.start(*sweeping.words("--resume", "s"))
+    # As many at a time as before: those that are new wait.
+    runs = [RunFolder(sweeping.cli.runs / f"s-00{number}") for number in (1, 2, 3, 4)]
+    wait_until(lambda: sum(run.is_in_use() for run in runs) == parallel)
+    sweeping.hold.unlink()
+    assert process.wait(180) == 0
+    assert [one["status"] for one in sweeping.trials()] == ["finished"] * 4
 
 
 def killed_in_the_first_trial(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> RunFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import threading
 import time
@@ -12,8 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from flatout.cli.render.wording import next_steps
+from flatout.cli.render import show
 from flatout.errors import UsageError
 from flatout.monitor.tensorboard import scalars
 from flatout.monitor.tracker import Arrived, Tracked, TrackedRow, TrackedRun, rows_of
@@ -184,8 +186,9 @@ def test_another_run_is_sent_to_the_same_trackers(
     assert typed_trackers(run) == ()
     for target in (TARGET, TrackerTarget(kind="wandb")):
         TrackerFiles(folder, target).write(TrackerPosition(target=target))
-    again, _ = next_steps(run, track=typed_trackers(run))[-1]
-    assert again.endswith(" --track mlflow:http://127.0.0.1:9 --track wandb")
+    output = io.StringIO()
+    show.print_next_steps(Console(file=output, width=300), run)
+    assert " --track mlflow:http://127.0.0.1:9 --track wandb  " in output.getvalue()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert typed_trackers(run) == ("mlflow", "wandb")
     (tmp_path / "site.toml").write_text('[train]\ntrack = ["wandb", "mlflow"]\n')

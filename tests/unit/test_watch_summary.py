@@ -103,7 +103,7 @@ def test_alarms_beyond_the_first_are_said_to_be_missing(
     for at in (20.0, 30.0):
         log.taken(sampler_of_a_hot_gpu(at), None)
     assert len(log.raised) == 20
-    assert unread == {"alarms": "those after the first 20"}
+    assert unread == {"alarms": "only the first 20 are kept"}
 
 
 def test_live_line_names_what_there_is() -> None:

@@ -113,7 +113,7 @@ class _SampleLog:
         self.raised += [alarm for alarm in alarms if alarm.state == "raised"]
         if len(self.raised) > _MOST_ALARMS:
             del self.raised[_MOST_ALARMS:]
-            self._unread["alarms"] = f"those after the first {_MOST_ALARMS}"
+            self._unread["alarms"] = f"only the first {_MOST_ALARMS} are kept"
 
     def fail(self, error: Exception) -> None:
         """Notes why samples are missing."""

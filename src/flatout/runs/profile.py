@@ -80,7 +80,11 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
     machine = probe(LocalSystem(), python)
     require_torch(machine, version)
     request = ProfileRequest(
-        spec=spec, num_steps=command.num_steps, trace=str(trace) if trace else None
+        spec=spec,
+        num_steps=command.num_steps,
+        trace=str(trace) if trace else None,
+        # A recipe in a file is used as it is.
+        is_tuned=command.request.recipe is None,
     )
     scale = _PROFILE_SHARE if command.is_proved else 1.0
     report = None
@@ -93,7 +97,7 @@ def profile(command: ProfileCommand) -> Iterator[Doing | StepProfile]:
     report = _with_limits(_with_parameters(report, spec), machine)
     report = msgspec.structs.replace(report, advice=advice_for(report))
     if command.is_proved:
-        # With a change more, no search is known: the processes are given what it has found.
+        # With one more field set, a stored recipe is not found, so it is passed on.
         spec = msgspec.structs.replace(spec, fixed=spec.fixed | report.tuned)
         proved: list[Advice] = []
         for number, advice in enumerate(report.advice):

@@ -13,9 +13,11 @@ class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     """Profiles an experiment. num_steps: under the profiler; None chooses by their time.
 
     trace: path of a file for the trace; None writes none.
+    is_tuned: with the recipe that `flatout train` has found by a search, if it has.
     """
 
     spec: ExperimentSpec
+    is_tuned: bool = True
     num_steps: int | None = None
     trace: str | None = None
 

@@ -256,7 +256,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     profiled_step_s: mean of the num_profiled steps with it; overhead: that over the mean of step_s.
     sampled_step_s: mean step while the lines were sampled; None where they were not.
     samples_per_step: mean; None where no one knows. recipe: fields with their values; empty for a
-    script. tuned: those of them that a search has found before, as `flatout train` takes them up.
+    script. tuned: those of them that a search has found before, as `flatout train` uses them.
+    not_tuned: why not all that it has found is used; None where it is.
     settings: what else was chosen, in words.
     phases_s: of data, copy, forward, backward and optimizer, by flatout's own clock in plain
     steps; empty where they are not known, as on a GPU.
@@ -292,6 +293,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[OperatorProbe, ...] = ()
     recipe: dict[str, Any] = {}
     tuned: dict[str, Any] = {}
+    not_tuned: str | None = None
     settings: dict[str, str] = {}
     unread: dict[str, str] = {}
     load: Load | None = None

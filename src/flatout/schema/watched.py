@@ -91,7 +91,7 @@ class WatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     runs, and where flatout was killed first. output: the file with what it printed.
     alarms: about the machine, raised while it ran.
     causes: what `flatout explain` finds in its output, if it failed.
-    unread: field -> why it is empty.
+    unread: field -> why it is empty, or not complete.
     """
 
     version: int = WATCH_VERSION

@@ -67,7 +67,7 @@ class _SweepCommand(ExperimentCommand, LazyGroup):
 )  # fmt: skip
 @click.option(
     "--tune", type=click.Choice(["auto", "off", "full"]),
-    help="Tune before training.  [default: auto; off with --parallel]",
+    help="Tune before training.  [default: auto; off with --parallel above 1]",
 )  # fmt: skip
 @click.option(
     "--on", metavar="LAUNCHER:N",

@@ -100,9 +100,9 @@ def _head(report: StepProfile) -> Iterator[tuple[str, str]]:
     yield "step", wording.DOT.join(step)
     if report.tuned:
         fields = " ".join(f"{name}={typed_value(value)}" for name, value in report.tuned.items())
-        yield "recipe", f"as a search has found it for flatout train: {fields}"
-    if "tuned" in report.unread:
-        yield "" if report.tuned else "recipe", report.unread["tuned"]
+        yield "recipe", f"found by a search: {fields}"
+    if report.not_tuned is not None:
+        yield "" if report.tuned else "recipe", report.not_tuned
     measured = [
         f"{counted_text(len(report.step_s), 'step')} without a profiler",
         f"{report.num_profiled:,} with it, which took x{report.overhead:.2f}",

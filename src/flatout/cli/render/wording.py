@@ -444,9 +444,7 @@ def speed_text(run: Run) -> str:
     )
 
 
-def next_steps(
-    run: Run, *, is_shown: bool = False, track: Sequence[str] = ()
-) -> list[tuple[str, str]]:
+def next_steps(run: Run, *, track: Sequence[str], is_shown: bool = False) -> list[tuple[str, str]]:
     """Suggested commands for a run, by its status, each with its use.
 
     is_shown: `flatout show` itself is not to be suggested. track: values of `--track` for another

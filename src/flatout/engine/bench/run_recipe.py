@@ -9,21 +9,21 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.tensors.nested import tensors_in
 from flatout.engine.tuner.api import tune
 from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
+from flatout.engine.tuner.stored_recipe import stored_decision
 from flatout.errors import FlatoutError
 from flatout.schema.run_protocol import RecipeChosen, RecipeRequest
 from flatout.schema.tuning import Decision, Rung
 from flatout.schema.units import rate_text, seconds_text
-from flatout.system.store import recipe_cache
-from flatout.tune.cache import cache_key, search_identity
+from flatout.tune.cache import search_identity
 from flatout.tune.candidates import base_candidate
-from flatout.tune.compiling import for_steps
 
 
 def chosen_recipe(experiment: Experiment, request: RecipeRequest) -> RecipeChosen:
     """The recipe, with where it is from."""
     task = TuningTask(experiment=experiment, device_name=request.device, fixed=request.fixed)
     builder = CandidateBuilder(task)
-    decision = _stored(builder, request)
+    num_steps, batch_size = _num_steps(builder), builder.setting.batch_size
+    decision = stored_decision(_identities(builder, request), num_steps, batch_size)
     if decision is not None:
         return _chosen(builder, decision, "stored by a search")
     if request.budget_s is None:
@@ -37,15 +37,6 @@ def chosen_recipe(experiment: Experiment, request: RecipeRequest) -> RecipeChose
         return _defaults(builder, f"flatout's defaults; the search failed: {error.problem}")
     budget = seconds_text(request.budget_s)
     return _chosen(builder, found.decision, f"from a search of {budget}")
-
-
-def _stored(builder: CandidateBuilder, request: RecipeRequest) -> Decision | None:
-    """What `flatout tune` or an earlier run has decided, if anything."""
-    for identity in _identities(builder, request):
-        known = recipe_cache.recall(cache_key(identity))
-        if known is not None:
-            return for_steps(known.decision, _num_steps(builder), builder.setting.batch_size)
-    return None
 
 
 def _identities(builder: CandidateBuilder, request: RecipeRequest) -> Iterator[dict[str, Any]]:

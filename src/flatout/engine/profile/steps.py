@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from flatout.engine.experiment import Experiment
@@ -22,7 +23,7 @@ from flatout.engine.tuner.ab_timing import stepped
 from flatout.errors import UsageError
 from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.schema.finding import Finding
-from flatout.schema.recipe import Recipe
+from flatout.schema.recipe import Choice, Recipe
 from flatout.system.clock import elapsed_s
 
 # The first makes the optimizer's state, the second prepares its kernel, the third is as all others.
@@ -30,9 +31,18 @@ _LEAST_WARM_UPS, _WARM_UP_S = 3, 0.5
 
 
 def built_for(
-    experiment: Experiment, spec: ExperimentSpec
+    experiment: Experiment,
+    spec: ExperimentSpec,
+    fields: Mapping[str, Choice[Any]] | None = None,
+    train_data: Any = None,
 ) -> tuple[BuiltExperiment, Recipe, list[Finding]]:
     """An experiment's objects, the recipe for them, and what a training would warn of.
+
+    Args:
+        experiment: what is built.
+        spec: its seed and length, and the fields that the user has set.
+        fields: others, that a search has found.
+        train_data: what its factory has given before.
 
     Raises:
         UsageError: the recipe cannot be carried out here.
@@ -43,9 +53,11 @@ def built_for(
         early_stop=None,
         schedule=experiment.schedule if experiment.schedule_every == "step" else None,
     )
-    built = build(experiment, spec.seed, spec.fixed.get("device"))
+    fields = fields or {}
+    device_name = fields["device"].value if "device" in fields else spec.fixed.get("device")
+    built = build(experiment, spec.seed, device_name, train_data)
     built = dataclasses.replace(built, length=(spec.epochs, spec.steps))
-    recipe = built.recipe(spec.fixed)
+    recipe = msgspec.structs.replace(built.recipe(spec.fixed), **fields)
     check_precision(recipe.precision.value, built.device)
     check_layers(recipe.precision.value, built.model, built.device)
     built.optimizers.check_implementation(

@@ -16,13 +16,13 @@ if __name__ == "__main__":
 
 from flatout.engine.profile.report import Profiler
 from flatout.engine.profile.steps import StepLoop, built_for, session_of
+from flatout.engine.profile.tuned_fields import stored_fields, usable_fields
 from flatout.engine.runtime.error_map import to_flatout_error
 from flatout.engine.runtime.lazy_compiler import defer_compiler_on_cpu
 from flatout.engine.runtime.step_timer import StepTimer
 from flatout.engine.session.load_experiment import load_experiment
-from flatout.engine.session.session import process_settings
-from flatout.engine.tuner.stored_recipe import stored_changes
-from flatout.schema.finding import finding_from, internal_error
+from flatout.engine.session.session import BuiltExperiment, process_settings
+from flatout.schema.finding import Finding, finding_from, internal_error
 from flatout.schema.predict_protocol import ProcessFailed
 from flatout.schema.profile_protocol import (
     AnyProfileRequest,
@@ -33,14 +33,13 @@ from flatout.schema.profile_protocol import (
     StepBlock,
     StepProfiled,
 )
-from flatout.schema.units import counted_text, seconds_text
+from flatout.schema.recipe import Choice, Recipe
+from flatout.schema.step_profile import StepProfile
 from flatout.system.clock import elapsed_s
 from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
 
-# Longer than everything else that a profile does.
-_LONGEST_READING_S = 20.0
-_NUM_READ = 8
+_Built = tuple[BuiltExperiment, Recipe, list[Finding]]
 
 
 def main() -> int:
@@ -71,49 +70,50 @@ def profile(request: ProfileRequest, write: Callable[[Any], None]) -> None:
         UsageError, RunFailed: what a training would raise in its first steps.
     """
     experiment = load_experiment(request.spec)
-    built, recipe, warnings = built_for(experiment, request.spec)
-    tuned, reason = usable_changes(stored_changes(built, request.spec.fixed), built.train_data)
-    if tuned:
-        fixed = request.spec.fixed | tuned
-        changed = msgspec.structs.replace(request.spec, fixed=fixed)
-        # Its memory is for the other one.
-        del built, recipe
-        built, recipe, warnings = built_for(experiment, changed)
+    built: _Built | None = built_for(experiment, request.spec)
+    data = built[0].train_data
+    fields: dict[str, Choice[Any]] = {}
+    not_cached = report = None
+    if request.is_tuned:
+        fields, not_cached = usable_fields(stored_fields(built[0], request.spec.fixed), built[0])
+    not_tuned = not_cached
+    if fields:
+        # Frees its memory for the second one.
+        built = None
+        try:
+            report = profiled(built_for(experiment, request.spec, fields, data), request, write)
+        except Exception as error:  # noqa: BLE001 - without these fields, a step may work
+            # As a training does: the data, or how much memory is free, has changed.
+            fields = {}
+            problem = _failed(error).finding.problem
+            not_tuned = f"the recipe found by a search does not work any more: {problem}"
+    if report is None:
+        built = built or built_for(experiment, request.spec, train_data=data)
+        report = profiled(built, request, write)
+    tuned = {name: choice.value for name, choice in fields.items()}
+    traits = report.traits
+    if not_cached is not None:
+        # A training keeps the samples already.
+        traits = msgspec.structs.replace(traits, not_cached=not_cached)
+    report = msgspec.structs.replace(report, tuned=tuned, not_tuned=not_tuned, traits=traits)
+    write(StepProfiled(profile=report))
+
+
+def profiled(
+    built_experiment: _Built, request: ProfileRequest, write: Callable[[Any], None]
+) -> StepProfile:
+    """The profile of an experiment that was built.
+
+    Raises:
+        UsageError, RunFailed: what a training would raise in its first steps.
+    """
+    built, recipe, warnings = built_experiment
     with process_settings(recipe):
         session = session_of(built, recipe)
         try:
-            report = Profiler(session, request, write, warnings).report()
-            unread = report.unread | ({"tuned": reason} if reason else {})
-            report = msgspec.structs.replace(report, tuned=tuned, unread=unread)
-            write(StepProfiled(profile=report))
+            return Profiler(session, request, write, warnings).report()
         finally:
             session.close()
-
-
-def usable_changes(changes: dict[str, Any], data: Any) -> tuple[dict[str, Any], str | None]:
-    """What a profile takes up of a recipe, and why not all of it.
-
-    data: for training. A profile would read all samples that a training keeps, before it begins.
-    """
-    if changes.get("data_path") != "cached":
-        return changes, None
-    num_samples, num_read = len(data), min(_NUM_READ, len(data))
-    began_s = elapsed_s()
-    for number in range(num_read):
-        data[number]
-    reading_s = (elapsed_s() - began_s) / max(1, num_read) * num_samples
-    if reading_s <= _LONGEST_READING_S:
-        return changes, None
-    left = {
-        name: value
-        for name, value in changes.items()
-        if name != "data_path" and not name.startswith("loader_")
-    }
-    samples = counted_text(num_samples, "sample")
-    return left, (
-        f"data_path=cached is left out, since to read {samples} takes {seconds_text(reading_s)}:"
-        " data is read as in the first epoch"
-    )
 
 
 def make_blocks(request: BlocksRequest, stdio: JsonStdio) -> None:

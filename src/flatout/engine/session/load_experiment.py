@@ -20,6 +20,9 @@ from flatout.schema.experiment_spec import ExperimentSpec
 from flatout.system.atomic_files import mapped_os_errors
 from flatout.system.store.run_folder import RunFolder
 
+# Checksum of the text of each experiment that this process has imported by its name.
+_executed: dict[str, str] = {}
+
 
 def load_experiment(spec: ExperimentSpec, *, copy_of: str | None = None) -> Experiment:
     """Builds the experiment that a spec names, with its parameters.
@@ -117,7 +120,12 @@ def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
     _forget_compiled(path)
     if copy_of is not None and copy_of != spec.file:
         return _import_copy(path, copy_of)
-    return _import_by_name(path)
+    if _executed.get(path.stem, sha256) != sha256:
+        # In a notebook, it may have been edited since.
+        sys.modules.pop(path.stem, None)
+    module = _import_by_name(path)
+    _executed[path.stem] = sha256
+    return module
 
 
 def _forget_compiled(path: Path) -> None:

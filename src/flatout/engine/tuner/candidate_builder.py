@@ -44,6 +44,7 @@ from flatout.engine.tuner.ab_timing import RecipeLoop, TimedLoop
 from flatout.engine.tuner.baseline_loop import BaselineLoop
 from flatout.engine.tuner.cache_key import identity
 from flatout.engine.tuner.data_subset import CacheSubset
+from flatout.engine.tuner.stored_recipe import saving_fields
 from flatout.schema.recipe import Choice, Compiled, Recipe, check_field, recipe_fields
 from flatout.schema.tuning import Setting
 from flatout.tune.candidates import plain_changes
@@ -172,7 +173,8 @@ class CandidateBuilder:
         }
         recipe = msgspec.structs.replace(chosen_recipe(self._facts, {}), **plain)
         recipe = changed_recipe(
-            msgspec.structs.replace(recipe, **self._saving()), self.subject.fixed
+            msgspec.structs.replace(recipe, **saving_fields(self.setting.baseline)),
+            self.subject.fixed,
         )
         # Also where the user wants it: compiling each candidate takes longer than measuring it.
         off: Choice[Compiled] = Choice(value="off", why="as in a plain loop")
@@ -181,7 +183,8 @@ class CandidateBuilder:
     def default_recipe(self) -> Recipe:
         """The recipe of a run that is not searched, with what it needs to fit into the memory."""
         return msgspec.structs.replace(
-            chosen_recipe(self._facts, self.subject.fixed), **self._saving()
+            chosen_recipe(self._facts, self.subject.fixed),
+            **saving_fields(self.setting.baseline),
         )
 
     def _defaults(self) -> dict[str, Any]:
@@ -199,13 +202,6 @@ class CandidateBuilder:
             and ((value := getattr(defaults, name).value) != getattr(plain, name).value
                  or name == "data_path")
         }  # fmt: skip
-
-    def _saving(self) -> dict[str, Choice[Any]]:
-        why = "the plain loop does not fit into memory without it"
-        return {
-            name: Choice(value=value, why=why, origin="measured")
-            for name, value in self.setting.baseline.items()
-        }
 
     def recipe(self, changes: dict[str, Any]) -> Recipe:
         """The whole recipe of a candidate."""

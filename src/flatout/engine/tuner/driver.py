@@ -23,6 +23,7 @@ from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.tuner.ab_timing import out_of_time
 from flatout.engine.tuner.candidate_builder import TuningTask
 from flatout.engine.tuner.compile_trial_process import judged_in_child, measured_in_child
+from flatout.engine.tuner.stored_recipe import measured_fields
 from flatout.engine.tuner.trial_process import (
     Terms,
     TrialContext,
@@ -32,7 +33,7 @@ from flatout.engine.tuner.trial_process import (
 from flatout.engine.tuner.trials import Trials
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import finding_from
-from flatout.schema.recipe import Choice, Recipe
+from flatout.schema.recipe import Recipe
 from flatout.schema.run_lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.schema.tuning import (
     Candidate,
@@ -493,20 +494,6 @@ def _report_lost_gpu(search: Search, trials: Trials) -> None:
 
 def _recipe(trials: Trials, decision: Decision) -> Recipe:
     """The recipe that a search has decided on: each field with what it gained."""
-    recipe, setting = trials.builder.default_recipe(), trials.builder.setting
-    if decision.is_default:
-        return recipe
-    chosen: dict[str, Choice[Any]] = {}
-    # The first two are the plain loop and the defaults.
-    for rung in decision.rungs[2:]:
-        gain = rung.gain
-        for name, value in rung.changes.items():
-            is_given = name in setting.fixed or (name, value) in setting.baseline.items()
-            if gain is not None and not is_given:
-                chosen[name] = Choice(
-                    value=value,
-                    why=f"{rung.name}: x{gain.middle:.2f}",
-                    origin="measured",
-                    evidence=f"95 % interval {gain.low:.2f} to {gain.high:.2f}",
-                )
-    return msgspec.structs.replace(recipe, **chosen)
+    builder = trials.builder
+    fields = measured_fields(decision, builder.setting.fixed)
+    return msgspec.structs.replace(builder.default_recipe(), **fields)

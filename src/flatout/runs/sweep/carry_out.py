@@ -29,6 +29,7 @@ from flatout.schema.sweep import (
     Sweep,
     SweepHeader,
     SweepRequest,
+    default_tuning,
     direction_of,
 )
 from flatout.schema.train_request import TrainRequest
@@ -161,7 +162,11 @@ def _reopened(request: SweepRequest, folder: SweepFolder) -> SweepHeader:
             num_trials = min(num_trials, len(grid(header.space)))
         header = msgspec.structs.replace(header, num_trials=num_trials)
     if request.parallel is not None:
-        header = msgspec.structs.replace(header, parallel=request.parallel)
+        training = header.training
+        if header.parallel == 1 and training.tune == "auto":
+            tune = default_tuning(request.parallel)
+            training = msgspec.structs.replace(training, tune=tune)
+        header = msgspec.structs.replace(header, parallel=request.parallel, training=training)
     return header
 
 
