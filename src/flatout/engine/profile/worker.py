@@ -70,7 +70,8 @@ def profile(request: ProfileRequest, write: Callable[[Any], None]) -> None:
         UsageError, RunFailed: what a training would raise in its first steps.
     """
     experiment = load_experiment(request.spec)
-    built: _Built | None = built_for(experiment, request.spec)
+    built: _Built | None
+    built = built_for(experiment, request.spec)
     data = built[0].train_data
     fields: dict[str, Choice[Any]] = {}
     not_cached = report = None
