@@ -68,9 +68,18 @@ def test_product_that_is_wrong_is_no_roof() -> None:
         products._check("bf16", a_NN, b_NN, torch.full((32, 32), torch.nan))
 
 
-def test_size_is_the_largest_that_is_quick_enough() -> None:
-    small, large = (products._fastest_size("fp32", CPU, call_s) for call_s in (1e-9, 0.3))
-    assert small == 256 and large > 256
+@pytest.mark.parametrize(
+    ("call_s", "slow_from", "size"), [(1e-9, 9999, 256), (0.05, 9999, 1024), (0.05, 1024, 512)]
+)
+def test_size_is_the_largest_that_is_quick_enough_and_not_clearly_slower(
+    monkeypatch: pytest.MonkeyPatch, call_s: float, slow_from: int, size: int
+) -> None:
+    monkeypatch.setattr(products, "_product", lambda kind, device, size: size)
+    # At 1e11 products/s 512 takes 1.3 ms, 1024 takes 11 ms and the next one 86 ms.
+    monkeypatch.setattr(
+        products, "_quickest", lambda size: size**3 / (1e10 if size >= slow_from else 1e11)
+    )
+    assert products._fastest_size("fp32", CPU, call_s) == size
 
 
 @pytest.mark.parametrize(

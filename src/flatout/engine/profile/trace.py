@@ -37,10 +37,34 @@ def trace_events(profiler: torch.profiler.profile) -> list[TraceEvent]:
     by_correlation = {
         event.id: number for number, event in enumerate(recorded) if not _is_on_device(event)
     }
-    return [_trace_event(event, index, by_correlation) for event in recorded]
+    dtypes = _input_dtypes(profiler, recorded)
+    return [
+        _trace_event(event, index, by_correlation, _dtype(dtypes.get(number)))
+        for number, event in enumerate(recorded)
+    ]
 
 
-def _trace_event(event: Any, index: dict[int, int], by_correlation: dict[int, int]) -> TraceEvent:
+def _input_dtypes(profiler: torch.profiler.profile, recorded: list[Any]) -> dict[int, list[str]]:
+    """The dtypes of the inputs of each operator, by its number."""
+    if all(hasattr(event, "input_dtypes") for event in recorded):
+        return {number: event.input_dtypes or [] for number, event in enumerate(recorded)}
+    # The events of torch 2.11 lack them; what they are made of has them.
+    results = getattr(profiler.profiler, "kineto_results", None)
+    known = {
+        one.correlation_id(): one.dtypes()
+        for one in (results.events() if results is not None else ())
+        if str(one.device_type()).endswith(".CPU")
+    }
+    return {
+        number: known[event.id]
+        for number, event in enumerate(recorded)
+        if event.id in known and not _is_on_device(event)
+    }
+
+
+def _trace_event(
+    event: Any, index: dict[int, int], by_correlation: dict[int, int], dtype: str
+) -> TraceEvent:
     is_device = _is_on_device(event)
     parent = event.cpu_parent
     linked = getattr(event, "linked_correlation_id", 0) if is_device else 0
@@ -57,7 +81,7 @@ def _trace_event(event: Any, index: dict[int, int], by_correlation: dict[int, in
         sequence=event.sequence_nr,
         kernels_s=sum(kernel.duration for kernel in event.kernels) / 1e6,
         shapes=_shapes_text(event.input_shapes),
-        dtype=_dtype(getattr(event, "input_dtypes", None)),
+        dtype=dtype,
         allocated_bytes=_own_bytes(event, is_device),
         flops=float(event.flops or 0),
     )
