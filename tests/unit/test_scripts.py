@@ -368,6 +368,13 @@ def test_gpu_jobs_when_a_benchmark_hands_the_device_on() -> None:
             assert 'add_argument("--device"' in text, name
 
 
+def test_gpu_jobs_that_cannot_be_rehearsed_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = script("gpu")
+    wanted = {"tiny": gpu.Job(argv=["a"], quick=["b"]), "whole": gpu.Job(argv=["a"])}
+    assert list(gpu.can_be_rehearsed(wanted)) == ["tiny"]
+    assert "left out  whole: there is no tiny size" in capsys.readouterr().out
+
+
 def in_folder(folder: Path, minutes: float, source: str) -> tuple[int, dict[str, Any]]:
     """What scripts/gpu makes of two jobs, of which the first does what is written there."""
     gpu = script("gpu")
