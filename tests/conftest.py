@@ -24,6 +24,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # It is set in many containers. Each process that a test starts would compile all modules of torch
-# again, which takes longer than to run them.
+# again, which doubles the time of an import.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -259,6 +259,21 @@ def test_ctrl_c_stops_a_sweep_that_can_be_resumed(sweeping: Sweeping, parallel: 
     assert [one["status"] for one in sweeping.trials()] == ["finished"] * 4
 
 
+@needs_optuna
+def test_sweep_that_becomes_parallel_on_a_resume_does_not_search(sweeping: Sweeping) -> None:
+    request = ("-s", "size=1,2", "--sampler", "grid", "--name", "s")
+    tunes = []
+    for words in (
+        request,
+        ("--resume", "s", "--parallel", "1"),
+        ("--resume", "s", "--parallel", "2"),
+    ):
+        assert sweeping.run(*words).returncode == 0
+        header = json.loads((sweeping.folder / "sweep.json").read_bytes())
+        tunes.append(header["training"].get("tune", "off"))
+    assert tunes == ["auto", "auto", "off"]
+
+
 def killed_in_the_first_trial(sweeping: Sweeping, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """The run of that trial, which no process has any more; the sweep can be resumed here."""
     request = ("-s", "size=1,2", "-s", "pause=0.2", "--sampler", "grid", "--name", "s")

@@ -57,8 +57,8 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_trials: None takes the whole grid, else DEFAULT_TRIALS. sampler: None takes `grid` where the
     trials are enough for every combination, else `tpe`. metric, direction: None takes the
     experiment's `best`, and the direction that its name has. parallel: trials at a time; None takes
-    one, and on a resume as many as before.
-    name: of the sweep; None finds a free one. resume: the sweep to continue.
+    one, and on a resume as many as before. name: of the sweep; None finds a free one. resume: the
+    sweep to continue.
     """
 
     training: TrainRequest = TrainRequest()
